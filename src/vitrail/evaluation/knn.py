@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.evaluation.feature_rows import ROWS_AT_ONCE, FeatureRows, read_rows
+from vitrail.evaluation.feature_rows import FeatureRows, iterate_rows
 
 KNN_TEMPERATURE = 0.07  # τ
-QUERIES_AT_ONCE = 1024
+QUERIES_AT_ONCE = 512
 
 
 def classify_by_neighbours(
@@ -23,7 +23,7 @@ def classify_by_neighbours(
     *,
     counts: Sequence[int] = (20,),
     temperature: float = KNN_TEMPERATURE,
-    rows_at_once: int = ROWS_AT_ONCE,
+    rows_at_once: int | None = None,
 ) -> dict[int, Tensor]:
     """The class of each query (Q, D) for each number k of neighbours in the bank (N, D): {k: (Q,)}.
 
@@ -40,17 +40,19 @@ def classify_by_neighbours(
 
 
 def find_neighbours(
-    bank: FeatureRows, queries: Tensor, count: int, rows_at_once: int = ROWS_AT_ONCE
+    bank: FeatureRows, queries: Tensor, count: int, rows_at_once: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Cosine similarities and indices of the `count` most similar rows of the bank, most similar first: (Q, count)."""
     queries, count = F.normalize(queries.float(), dim=-1), min(count, len(bank))
     similarities = queries.new_full((len(queries), count), -torch.inf)
     places = torch.zeros(len(queries), count, dtype=torch.int64, device=queries.device)
-    for start in range(0, len(bank), rows_at_once):
-        part = F.normalize(read_rows(bank, start, start + rows_at_once).to(queries.device), dim=-1).T
+    start = 0
+    for rows in iterate_rows(bank, rows_at_once):
+        part = F.normalize(rows.to(queries.device), dim=-1).T
         for first in range(0, len(queries), QUERIES_AT_ONCE):
             some = slice(first, first + QUERIES_AT_ONCE)
             new, indices = (queries[some] @ part).topk(min(count, part.shape[1]))
             similarities[some], chosen = torch.cat([similarities[some], new], dim=1).topk(count)
             places[some] = torch.cat([places[some], indices + start], dim=1).gather(1, chosen)
+        start += len(rows)
     return similarities, places

@@ -21,7 +21,6 @@ from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSubset, ImageDataset
 from vitrail.data.formats.class_folders import FileDataset
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.evaluation.feature_rows import ROWS_AT_ONCE
 from vitrail.files import get_cache_folder, make_writable_folder, open_regular_file_descriptor, sync_to_disk
 from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
@@ -29,6 +28,7 @@ from vitrail.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
 CACHE_FOLDER = "features"
 TRAILER_PREFIX = b"\nvitrail:"  # precedes the description at the end of a file
 MAX_TRAILER_BYTES = 2**26
+IMAGES_AT_ONCE = 4096  # of arrays
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def compute_data_digest(dataset: ImageDataset) -> str | None:
     found = hashlib.sha256()
     if isinstance(inner, ArrayDataset):
         found.update(repr((len(indices), inner.images.shape[1:])).encode())
-        for start in range(0, len(indices), ROWS_AT_ONCE):
-            found.update(np.ascontiguousarray(inner.images[indices[start : start + ROWS_AT_ONCE]]).data)
+        for start in range(0, len(indices), IMAGES_AT_ONCE):
+            found.update(np.ascontiguousarray(inner.images[indices[start : start + IMAGES_AT_ONCE]]).data)
         return found.hexdigest()
     if not isinstance(inner, FileDataset):
         return None

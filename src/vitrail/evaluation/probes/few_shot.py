@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.evaluation.feature_rows import FeatureRows, read_rows, take_rows
+from vitrail.evaluation.feature_rows import FeatureRows, iterate_rows, take_rows
 
 REGULARISATION = 2.0**10  # λ
 BIAS_COLUMN = 100.0  # large, so that the bias is hardly regularised
@@ -55,9 +55,8 @@ def classify_by_least_squares(
     targets = 2 * F.one_hot(torch.from_numpy(labels), classes).double() - 1
     weights = solve_ridge(append_bias_column((features - mean) / std), targets)
     predicted = list[Tensor]()
-    for start in range(0, len(queries), QUERIES_AT_ONCE):
-        part = (read_rows(queries, start, start + QUERIES_AT_ONCE).double() - mean) / std
-        predicted.append((append_bias_column(part) @ weights).argmax(-1))
+    for part in iterate_rows(queries, QUERIES_AT_ONCE):
+        predicted.append((append_bias_column((part.double() - mean) / std) @ weights).argmax(-1))
     return torch.cat(predicted).numpy()
 
 

@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.evaluation.feature_rows import FeatureRows, read_rows
+from vitrail.evaluation.feature_rows import FeatureRows, count_rows_at_once, iterate_rows
 from vitrail.evaluation.probes.few_shot import permute_classes
 
 WEIGHT_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # λ of mean cross-entropy + λ/2·‖W‖², for standardised features
 HELD_OUT_SHARE = 0.2
 MAX_ITERATIONS = 50  # of L-BFGS, per weight decay; each starts from the solution of the stronger one
 MAX_BYTES_IN_MEMORY = 2**30  # of standardised features; more are read from disk in every iteration
-ROWS_AT_ONCE = 65536
 STD_OFFSET = 1e-5
 
 
@@ -36,8 +35,8 @@ class LinearProbe:
     held_out_accuracy: float
 
     def predict(self, queries: FeatureRows) -> NDArray[np.int64]:
-        parts = (read_rows(queries, start, start + ROWS_AT_ONCE) for start in range(0, len(queries), ROWS_AT_ONCE))
-        scores = (F.linear((part - self.mean) / self.std, self.weight, self.bias) for part in parts)
+        parts = ((part - self.mean) / self.std for part in iterate_rows(queries))
+        scores = (F.linear(part, self.weight, self.bias) for part in parts)
         return torch.cat([each.argmax(-1) for each in scores]).numpy()
 
 
@@ -51,13 +50,13 @@ class StandardisedRows:
         self.stored = torch.cat([*self.standardise_parts()]) if in_memory else None
 
     def standardise_parts(self) -> Iterator[Tensor]:
-        for start in range(0, len(self.rows), ROWS_AT_ONCE):
-            yield (read_rows(self.rows, start, start + ROWS_AT_ONCE) - self.mean) / self.std
+        return ((part - self.mean) / self.std for part in iterate_rows(self.rows))
 
     def iterate(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Rows and labels of the images that are `chosen`, (N,) of bool."""
-        parts = self.standardise_parts() if self.stored is None else self.stored.split(ROWS_AT_ONCE)
-        for part, labels, some in zip(parts, self.labels.split(ROWS_AT_ONCE), chosen.split(ROWS_AT_ONCE), strict=True):
+        many = count_rows_at_once(self.rows.shape[1])
+        parts = self.standardise_parts() if self.stored is None else self.stored.split(many)
+        for part, labels, some in zip(parts, self.labels.split(many), chosen.split(many), strict=True):
             yield (part, labels) if bool(some.all()) else (part[some], labels[some])
 
 
@@ -93,12 +92,9 @@ def hold_out(labels: NDArray[np.int64], classes: int, seed: int) -> Tensor:
 
 def compute_mean_and_std(rows: FeatureRows) -> tuple[Tensor, Tensor]:
     """Mean and biased std of each column, plus a small number, in one pass each: (D,), (D,)."""
-    starts = range(0, len(rows), ROWS_AT_ONCE)
-    total = sum(read_rows(rows, start, start + ROWS_AT_ONCE).sum(0, dtype=torch.float64) for start in starts)
+    total = sum(part.sum(0, dtype=torch.float64) for part in iterate_rows(rows))
     mean = (torch.as_tensor(total) / len(rows)).float()
-    squares = sum(
-        (read_rows(rows, start, start + ROWS_AT_ONCE) - mean).square().sum(0, dtype=torch.float64) for start in starts
-    )
+    squares = sum((part - mean).square().sum(0, dtype=torch.float64) for part in iterate_rows(rows))
     return mean, (torch.as_tensor(squares) / len(rows)).sqrt().float() + STD_OFFSET
 
 
