@@ -6,6 +6,10 @@ from typing import Any
 
 from support.toy_task import make_backbone
 
+from vitrail.recipes.pretraining_settings import DinoSettings, EsvitSettings
+from vitrail.recipes.schedule import Schedule
+from vitrail.tasks.pretraining.dino import Dino
+from vitrail.tasks.pretraining.esvit import Esvit
 from vitrail.tasks.task import Task
 
 
@@ -21,4 +25,19 @@ class PretrainingCase:
         return self.make_task(make_backbone(**{**self.fields, **noise}))
 
 
-CASES: dict[str, PretrainingCase] = {}
+SMALL_HEAD: Mapping[str, Any] = {"prototypes": 16, "head_width": 10, "bottleneck_width": 6}
+CROPS: Mapping[str, Any] = {
+    "local_crops": 2,
+    "local_size": 4,
+    "teacher_temperature": Schedule(start=0.3, warmup=1, warmup_start=0.2, by="epoch"),
+    "teacher_momentum": Schedule(start=0.9, end=1.0),
+}
+
+CASES: dict[str, PretrainingCase] = {
+    "dino": PretrainingCase(
+        make_task=lambda backbone: Dino(backbone, DinoSettings(**SMALL_HEAD, **CROPS)), fields={"dynamic": True}
+    ),
+    "esvit": PretrainingCase(
+        make_task=lambda backbone: Esvit(backbone, EsvitSettings(**SMALL_HEAD, **CROPS)), fields={"dynamic": True}
+    ),
+}
