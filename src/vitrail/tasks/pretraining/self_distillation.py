@@ -138,7 +138,7 @@ class SelfDistillation(Pretraining):
 
     def compile_backbone(self) -> None:
         super().compile_backbone()
-        self.teacher["backbone"].compile()  # pyright: ignore[reportUnknownMemberType]
+        self.teacher["backbone"].compile()
 
     def restore_eager(self) -> None:
         super().restore_eager()
