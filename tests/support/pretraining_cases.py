@@ -6,10 +6,20 @@ from typing import Any
 
 from support.toy_task import make_backbone
 
-from vitrail.recipes.pretraining_settings import DinoSettings, EsvitSettings
+from vitrail.recipes.pretraining_settings import (
+    DinoSettings,
+    EsvitSettings,
+    MaeSettings,
+    SimClrSettings,
+    SimMimSettings,
+)
 from vitrail.recipes.schedule import Schedule
 from vitrail.tasks.pretraining.dino import Dino
 from vitrail.tasks.pretraining.esvit import Esvit
+from vitrail.tasks.pretraining.mae import MaskedAutoencoder
+from vitrail.tasks.pretraining.mpp import Mpp
+from vitrail.tasks.pretraining.simclr import SimClr
+from vitrail.tasks.pretraining.simmim import SimMim
 from vitrail.tasks.task import Task
 
 
@@ -32,6 +42,9 @@ CROPS: Mapping[str, Any] = {
     "teacher_temperature": Schedule(start=0.3, warmup=1, warmup_start=0.2, by="epoch"),
     "teacher_momentum": Schedule(start=0.9, end=1.0),
 }
+MAE_SETTINGS = MaeSettings(mask_ratio=0.5, decoder_width=8, decoder_depth=2, decoder_heads=2)
+# layer norm amplifies rounding errors of a mask token with learned positions, which both start near 0
+LARGE_POSITIONS = {"positions": "sincos_2d"}
 
 CASES: dict[str, PretrainingCase] = {
     "dino": PretrainingCase(
@@ -39,5 +52,16 @@ CASES: dict[str, PretrainingCase] = {
     ),
     "esvit": PretrainingCase(
         make_task=lambda backbone: Esvit(backbone, EsvitSettings(**SMALL_HEAD, **CROPS)), fields={"dynamic": True}
+    ),
+    "mae": PretrainingCase(make_task=lambda backbone: MaskedAutoencoder(backbone, MAE_SETTINGS)),
+    "mpp": PretrainingCase(make_task=Mpp, fields=LARGE_POSITIONS),
+    "simclr": PretrainingCase(
+        make_task=lambda model: SimClr(  # a high temperature: with batch norm, rounding errors grow quickly
+            model, SimClrSettings(area=(0.7, 1.0), jitter=0, grey=0, blur=0, loss_temperature=3.0)
+        ),
+        exact_accumulation=False,
+    ),
+    "simmim": PretrainingCase(
+        make_task=lambda backbone: SimMim(backbone, SimMimSettings(mask_size=4)), fields=LARGE_POSITIONS
     ),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitrail.data.augment.config import field_with_help
+from vitrail.errors import ConfigError
 from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
 from vitrail.recipes.schedule import Schedule
 
@@ -49,7 +50,17 @@ class MppSettings(CheckedSettings):
     )
     corrupt_ratio: float = field_with_help(0.5, "Share of the patches that are corrupted and predicted.", SHARE)
     mask_share: float = field_with_help(0.8, "Share of the corrupted patches that become the mask token.", SHARE)
-    swap_share: float = field_with_help(0.1, "Share of the corrupted patches that become another patch.", SHARE)
+    swap_share: float = field_with_help(
+        0.1, "Share of the corrupted patches that become another patch of the image; the rest stays.", SHARE
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask_share + self.swap_share > 1:
+            raise ConfigError(
+                f"`mask_share` {self.mask_share:g} and `swap_share` {self.swap_share:g}; expected a sum of at most 1",
+                fields=("mask_share", "swap_share"),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
