@@ -4,8 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from support.toy_task import make_backbone
 
+import vitrail
+from vitrail.recipes.pretraining_settings import AimSettings, IgptSettings
+from vitrail.tasks.pretraining.aim import AutoregressiveImageModel
+from vitrail.tasks.pretraining.igpt import ImageGpt
 from vitrail.tasks.task import Task
 
 
@@ -21,4 +26,24 @@ class PretrainingCase:
         return self.make_task(make_backbone(**{**self.fields, **noise}))
 
 
-CASES: dict[str, PretrainingCase] = {}
+def make_igpt(objective: Any) -> Callable[[Any], Task]:
+    """Its family has neither patches nor stochastic depth, so the backbone of the other tasks is not used."""
+
+    def make(_: Any) -> Task:
+        torch.manual_seed(1)
+        fields = {"image_size": 8, "colours": 9, "width": 12, "depth": 2, "heads": 2, "classes": 0}
+        backbone = vitrail.create("igpt_cpu", **fields, causal=objective == "autoregressive")
+        return ImageGpt(backbone, IgptSettings(objective=objective))
+
+    return make
+
+
+AIM = AimSettings(head_depth=1, head_width=8)
+CASES: dict[str, PretrainingCase] = {
+    "aim": PretrainingCase(
+        make_task=lambda backbone: AutoregressiveImageModel(backbone, AIM),
+        fields={"class_token": False, "pool": "mean"},
+    ),
+    "igpt": PretrainingCase(make_task=make_igpt("autoregressive")),
+    "igpt, bert": PretrainingCase(make_task=make_igpt("bert")),
+}
