@@ -147,6 +147,11 @@ class AimSettings(CheckedSettings):
     """AIM (El-Nouby 2024): predict the pixels of each patch from the patches before it."""
 
     normalize_pixels: bool = field_with_help(True, "Predict pixels normalized per patch.")
+    prefix_attention: bool = field_with_help(
+        True, "Let the patches of a random first part attend to each other, and predict the others."
+    )
+    head_depth: int = field_with_help(12, "MLP blocks of the head, which is not part of the model.")
+    head_width: int = field_with_help(2048, "Width of the head.")
 
 
 @dataclass(frozen=True, kw_only=True)
