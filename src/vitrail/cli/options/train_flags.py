@@ -142,8 +142,8 @@ class RunFlags(TrainFlags):
     Parameters
     ----------
     recipe
-        Training settings: fashion, cifar10-cpu, cifar10-distill, positions, finetune, probe, vit, deit, scratch, or a
-        .yaml file of your own. [default: finetune with --init, fashion for that data, else scratch]
+        Training settings: fashion, cifar10-cpu, cifar10-distill, positions, finetune, linear-probe, vit, deit, scratch,
+        or a .yaml file of your own. [default: finetune with --init, fashion for that data, else scratch]
     out
         Folder of the run. [default: a new folder in runs/]
     resume
