@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vitrail.export.export import export_model
     from vitrail.inspection.explain import Explainer
     from vitrail.inspection.model_figures import look
+    from vitrail.inspection.nearest_neighbours import find_neighbours
+    from vitrail.inspection.patch_pca import draw_patch_pca
     from vitrail.inspection.summary import summarize
     from vitrail.loading import open_model
     from vitrail.models.catalog import list_models
@@ -41,8 +43,10 @@ _MODULES_BY_NAME = {
     "compare": "study.compare",
     "create": "checkpoint.reading",
     "describe": "checkpoint.reading",
+    "draw_patch_pca": "inspection.patch_pca",
     "evaluate": "evaluation.evaluate",
     "export_model": "export.export",
+    "find_neighbours": "inspection.nearest_neighbours",
     "fit": "train.fit",
     "list_models": "models.catalog",
     "load": "checkpoint.reading",
@@ -67,8 +71,10 @@ __all__ = [  # a list of its own, which type checkers can read
     "compare",
     "create",
     "describe",
+    "draw_patch_pca",
     "evaluate",
     "export_model",
+    "find_neighbours",
     "fit",
     "list_models",
     "load",

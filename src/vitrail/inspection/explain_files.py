@@ -13,8 +13,9 @@ from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError, DataError
 from vitrail.figures import list_figure_paths, new_figure, reserve_unique_name
 from vitrail.files import make_writable_folder, refuse_existing_outputs
-from vitrail.inspection.explain import Explainer, Explanation, figure_name
+from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
+from vitrail.inspection.explanation import Explanation, figure_name
 from vitrail.inspection.occlusion import probabilities_without_patches
 from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_error
 from vitrail.text import escape_unprintable

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from vitrail.errors import VitrailError, VitrailWarning
 
-COLLAPSE_WINDOWS = 3  # log windows in a row that must show a sign
+COLLAPSE_WINDOWS = 3  # log windows in a row that must show a sign, by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,7 @@ class CollapseSign:
     above: float | None = None
     meaning: str  # completes: "the run has collapsed: …"
     remedy: str  # an imperative
+    windows: int = COLLAPSE_WINDOWS
 
     def is_shown_by(self, record: Mapping[str, float]) -> bool:
         value = record.get(self.metric)
@@ -44,11 +45,11 @@ class CollapseWatch:
         for sign in self.signs:
             key = f"{sign.metric} {sign.describe_limit()}"
             self.counts[key] = self.counts.get(key, 0) + 1 if sign.is_shown_by(record) else 0
-            if self.counts[key] >= COLLAPSE_WINDOWS and not self.reported:
+            if self.counts[key] >= sign.windows and not self.reported:
                 self.reported = True
                 return (
                     f"the run has collapsed at step {record['step']:.0f}: {sign.metric.replace('_', ' ')} is "
-                    f"{record[sign.metric]:.4g}, {sign.describe_limit()} in {COLLAPSE_WINDOWS} log windows: "
+                    f"{record[sign.metric]:.4g}, {sign.describe_limit()} in {sign.windows} log windows: "
                     f"{sign.meaning}; {sign.remedy}"
                 )
         return None
