@@ -77,7 +77,7 @@ class MaskedPrediction(Pretraining):
             if own[name].numel() != value.numel():
                 raise CheckpointError(
                     f"{name} of {self.method} has the shape {tuple(value.shape)}; expected {tuple(own[name].shape)} "
-                    "for this model and these settings"
+                    "for this model and these settings; change them, or start from the model/ folder of the run"
                 )
             own[name].data.copy_(value.reshape(own[name].shape))
         return ", ".join(own)
@@ -87,9 +87,11 @@ class MaskedPrediction(Pretraining):
         """Evaluation mode, undone at the end."""
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
-        yield
-        for module, mode in modes:
-            module.training = mode
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
 
     def compile_backbone(self) -> None:
         for block in self.backbone.blocks:  # the backbone itself is not called
