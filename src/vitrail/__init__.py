@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
     from vitrail.evaluation.evaluate import evaluate
+    from vitrail.evaluation.probes.probe import probe
     from vitrail.export.export import export_model
     from vitrail.inspection.explain import Explainer
     from vitrail.inspection.model_figures import look
@@ -55,6 +56,7 @@ _MODULES_BY_NAME = {
     "open_data": "data.datasets",
     "open_model": "loading",
     "open_recipe": "recipes.recipe",
+    "probe": "evaluation.probes.probe",
     "save": "checkpoint.writing",
     "summarize": "inspection.summary",
 }
@@ -83,6 +85,7 @@ __all__ = [  # a list of its own, which type checkers can read
     "open_data",
     "open_model",
     "open_recipe",
+    "probe",
     "save",
     "summarize",
 ]

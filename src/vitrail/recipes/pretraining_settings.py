@@ -31,6 +31,14 @@ class MaeSettings(CheckedSettings):
     decoder_heads: int = field_with_help(16, "Attention heads of the decoder.")
     normalize_pixels: bool = field_with_help(True, "Predict pixels normalized per patch (norm_pix_loss).")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
+            raise ConfigError(
+                f"`decoder_width` is {self.decoder_width}; expected a multiple of 4, for its positions, and of "
+                f"`decoder_heads`, {self.decoder_heads}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimMimSettings(CheckedSettings):
@@ -162,3 +170,4 @@ SETTINGS: dict[str, type[CheckedSettings]] = {  # by the name of the task
     "aim": AimSettings,
     "igpt": IgptSettings,
 }
+TASKS_WITH_VIEWS = ("simclr", "byol", "dino", "esvit")  # their views replace the augmentation of the recipe

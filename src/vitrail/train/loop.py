@@ -141,7 +141,7 @@ class TrainingLoop:
                 last = trainer.steps_done == trainer.steps
                 if last or trainer.steps_done % trainer.log_every == 0:
                     self.log_record(self.collect_metrics())
-                    trainer.metric_window.clear()
+                    trainer.clear_metrics()
                     self.report_collapse()
                 stop, save = self.agree_to_stop_or_save(received_signals)
                 if last or stop or save:

@@ -12,13 +12,13 @@ from torch import Tensor
 from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
+from vitrail.evaluation.representation import feature_spread
 from vitrail.layers.positions import Grid
 from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import check_patches_can_be_masked
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining
-from vitrail.tasks.pretraining.representation import feature_spread
 from vitrail.tasks.task import Source
 
 RELATIVE_LOSS_METRIC = Metric(name="relative_loss", label="loss over that of the mean colour", higher_is_better=False)

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitrail.data.batch import Batch
 from vitrail.data.views import View
 from vitrail.distributed import Ranks
+from vitrail.evaluation.representation import feature_spread
 from vitrail.recipes.pretraining_settings import SimClrSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
@@ -22,7 +23,6 @@ from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining
 from vitrail.tasks.pretraining.projector import make_contrastive_projector
-from vitrail.tasks.pretraining.representation import feature_spread
 from vitrail.tasks.pretraining.two_views import TwoViewTask, make_view_augmentation
 from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
 
