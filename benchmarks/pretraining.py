@@ -28,11 +28,12 @@ import vitrail
 from vitrail.data.batch import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
-from vitrail.recipes.pretraining_settings import MaeSettings
+from vitrail.recipes.pretraining_settings import MaeSettings, SimMimSettings
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import ImageTask
 from vitrail.tasks.pretraining.mae import MaskedAutoencoder
+from vitrail.tasks.pretraining.simmim import SimMim, hide_squares
 from vitrail.text import format_table
 
 Step = Callable[[], object]
@@ -110,6 +111,38 @@ def make_mae_recipe_steps() -> Mapping[str, Step]:
     return make_mae_steps(recipe.loop.batch, settings, str(recipe.model), recipe.fields)
 
 
+def make_simmim_steps(
+    batch: int, settings: SimMimSettings, preset: str, fields: Mapping[str, Any]
+) -> Mapping[str, Step]:
+    model: Any = vitrail.create(preset, **{**fields, "classes": 0})
+    config = model.config
+    peer: Any = {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": 4 * config.width,
+        "image_size": config.image_size[0],
+        "patch_size": config.patch_size[0],
+        "encoder_stride": config.patch_size[0],
+        "attn_implementation": "sdpa",
+    }
+    theirs = transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**peer))
+    images, keys = torch.randn(batch, 3, *config.image_size), make_view_keys(0, 0, np.arange(batch), 0)
+    hidden = hide_squares(keys, config.image_size, config.patch_size, settings)
+    masks = torch.zeros(batch, model.grid[0] * model.grid[1], dtype=torch.bool).scatter_(1, hidden, value=True)
+    return {
+        "vitrail": make_task_step(SimMim(model, settings), batch),
+        "supervised": make_supervised_step(batch, preset, fields),
+        "transformers": make_step(theirs, lambda: theirs(images, bool_masked_pos=masks).loss),
+    }
+
+
+def make_simmim_recipe_steps() -> Mapping[str, Step]:
+    recipe = open_recipe("simmim-cpu")
+    settings = SimMimSettings(**{name: value for name, value in recipe.task.items() if name != "name"})
+    return make_simmim_steps(recipe.loop.batch, settings, str(recipe.model), recipe.fields)
+
+
 SINCOS = {"positions": "sincos_2d"}
 CASES = (
     Case("mae", "recipe mae-cpu", make_mae_recipe_steps),
@@ -119,6 +152,8 @@ CASES = (
         lambda: make_mae_steps(4, MaeSettings(decoder_depth=2), "vit_large_patch16_224", {**SINCOS, "depth": 6}),
     ),
     Case("mae", "B/16, batch 4", lambda: make_mae_steps(4, MaeSettings(), "vit_base_patch16_224", SINCOS)),
+    Case("simmim", "recipe simmim-cpu", make_simmim_recipe_steps),
+    Case("simmim", "B/16, batch 4", lambda: make_simmim_steps(4, SimMimSettings(), "vit_base_patch16_224", {})),
 )
 
 

@@ -50,13 +50,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "hybrid of a root": ("R50+ViT-B/16", {**TINY, "stages": (), "patch_size": 4}),
     "cait": ("cait_xxs24_224", {**TINY, "class_depth": 1}),
     "t2t": ("t2t_vit_7", TINY),
+    "igpt": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 2, "heads": 2, "colours": 9}),
+    "igpt with a head": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 1, "heads": 2, "classes": 3}),
     "resnet": ("resnet18", {"image_size": 32, "stages": (1, 1), "width": 8, "classes": 3}),
     "resnet for CIFAR": (
         "resnet18",
         {"stem": "cifar", "shortcut": "padding", "image_size": 32, "stages": (1, 1, 1), "width": 16, "classes": 10},
     ),
 }
-SUFFIXES = {"google": (".npz",), "hf": ("",), "timm": (".pth", ".safetensors", ""), "vitrail": ("",)}
+SUFFIXES = {"google": (".npz",), "hf": ("",), "imagegpt": ("",), "timm": (".pth", ".safetensors", ""), "vitrail": ("",)}
 GIVEN_FIELDS = ("heads", "activation", "norm_eps", "pool", "positions", "constants")
 
 

@@ -9,13 +9,17 @@ from vitrail.errors import ConfigError
 from vitrail.models.catalog import create, find_preset
 from vitrail.recipes.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
 from vitrail.recipes.schedule import Schedule
+from vitrail.tasks import PRETRAINING_TASKS
 
 
 def test_builtin_recipes() -> None:
-    assert list_builtin_recipe_names() == [
-        *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "mae", "mae-cpu", "positions", "probe"),
-        *("scratch", "vit"),
+    pretraining = {f"{task}{suffix}" for task in PRETRAINING_TASKS for suffix in ("", "-cpu")}
+    assert [name for name in list_builtin_recipe_names() if name not in pretraining] == [
+        *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "linear-probe", "positions", "scratch"),
+        "vit",
     ]
+    with pytest.raises(ConfigError, match="unknown recipe 'probe'; did you mean 'linear-probe'"):  # its earlier name
+        open_recipe("probe")
 
 
 @pytest.mark.parametrize("name", list_builtin_recipe_names())
@@ -24,7 +28,7 @@ def test_every_recipe_starts_with_its_command_and_its_model_builds(name: str) ->
     assert found.name == name
     path = Path(__file__).parents[2] / "src" / "vitrail" / "recipes" / f"{name}.yaml"
     head = path.read_text("utf-8").split("\n\n")[0].splitlines()
-    assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail pretrain", "# vitrail study"))
+    assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail study", "# vitrail pretrain"))
     assert len(head) > 2, "and with its measured result, or why there is none"
     if found.model:
         create(found.model, **found.fields)

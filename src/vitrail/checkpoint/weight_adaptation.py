@@ -20,7 +20,7 @@ from vitrail.models.checkpoint_side import CheckpointSide, ResampledKind
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
-    *("stage_dropout", "answer"),
+    *("stage_dropout", "answer", "feature_layer"),
 )
 
 

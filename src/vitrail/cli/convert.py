@@ -12,12 +12,14 @@ from vitrail.cli.options.values import parse_fields, parse_size, read_labels_fil
 from vitrail.files import refuse_existing_outputs
 
 Layout = Literal[
-    "vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "moco", "akamaster", "t2t", "t2t_by_width"
-]
+    "vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "moco", "akamaster", "t2t", "t2t_by_width",
+    "imagegpt",
+]  # fmt: skip
 LOAD_SNIPPETS = {  # how the result is opened
     "vitrail": "vitrail.load({path!r})",
     "timm": 'timm.create_model("local-dir:{path}", pretrained=True)',
     "hf": "transformers.AutoModelForImageClassification.from_pretrained({path!r})",
+    "imagegpt": "transformers.ImageGPTForCausalImageModeling.from_pretrained({path!r})",
 }
 
 

@@ -1,3 +1,3 @@
 """Architectures, one file each: config, module, presets and, at the end, the FAMILY that combines them."""
 
-FAMILIES = ("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "resnet", "regnety")
+FAMILIES = ("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "igpt", "resnet", "regnety")

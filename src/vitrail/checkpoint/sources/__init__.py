@@ -1,5 +1,6 @@
 """Public layouts, one file each. They are tried in this order; the first that matches reads a checkpoint."""
 
 SOURCE_NAMES = (
-    *("google", "hf", "torchvision", "moco", "dino", "mae", "deit", "akamaster", "t2t", "t2t_by_width", "timm"),
+    *("google", "hf", "imagegpt", "torchvision", "moco", "dino", "mae", "deit", "akamaster", "t2t", "t2t_by_width"),
+    "timm",
 )

@@ -19,6 +19,7 @@ from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, ConfigError
+from vitrail.evaluation.representation import feature_spread
 from vitrail.figures import CaptionedFigure
 from vitrail.models.contract import ImageModel
 from vitrail.recipes.pretraining_settings import MaeSettings
@@ -39,7 +40,6 @@ from vitrail.tasks.pretraining.patch_pixels import (
 from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining, build_pretraining
 from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
 from vitrail.tasks.pretraining.reconstruction import Reconstruction, make_reconstruction, make_reconstruction_figure
-from vitrail.tasks.pretraining.representation import feature_spread
 from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
 
 RELATIVE_LOSS_METRIC = Metric(

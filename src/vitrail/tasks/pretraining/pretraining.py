@@ -16,6 +16,7 @@ from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
 from vitrail.evaluation.knn import classify_by_neighbours
+from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
@@ -23,7 +24,6 @@ from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import ImageTask, as_image_source, build_image_task
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.pretraining.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
 from vitrail.tasks.task import BuildContext, MeanMetrics, Source, Task, TaskSetup
 
 KNN_METRIC = Metric(name="knn", label="k-NN", is_share=True, quantity="accuracy")
