@@ -63,13 +63,13 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     A file without a head does not say how tokens are pooled: an encoder that pools the patches can be written.
     """
     _, source = choose_source(NAME, description)
-    config, assumed = description.config, source.assumed
+    heads, config, assumed = description.config["heads"], description.config, source.assumed
     if not config["classes"] and config.get("pool") == "mean":
         config, assumed = {**config, "pool": "class"}, {**assumed, "pool": "class"}
     layout.check_representable(NAME, config, source.supported)
     decoder = [make_entry(name, name) for name in tensors if re.fullmatch(DECODER_PATTERN, name)]
     table = (*decoder, *source.table)
-    layout.rename_and_write_tensors(NAME, tensors, table, config["heads"], path, wrapper="model")
+    layout.rename_and_write_tensors(NAME, tensors, table, heads, path, wrapper="model")
     return assumed
 
 
