@@ -56,15 +56,16 @@ def test_projectors_of_versions_2_and_1() -> None:
 
 
 def test_views_have_the_constants_of_the_paper() -> None:
-    (view,) = SimClr(make_backbone()).views.values()
-    augmentation: Any = view.augmentation
+    task: Any = SimClr(make_backbone())
+    (view,) = task.views.values()
+    augmentation = view.augmentation
     assert view.count == 2
     assert (augmentation.area, augmentation.aspect, augmentation.flip) == ((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     assert (augmentation.jitter_rate, augmentation.jitter_strengths) == (0.8, (0.8, 0.8, 0.8, 0.2))
     assert (augmentation.grey_rate, augmentation.blur_rate, augmentation.solarize_rate) == (0.2, 0.5, 0)
     assert (augmentation.blur_sigma, augmentation.blur_kernel) == ((0.1, 2.0), 0.1)
-    (half,) = SimClr(make_backbone(), SimClrSettings(jitter=0.5, blur=0)).views.values()
-    assert half.augmentation.jitter_strengths == (0.4, 0.4, 0.4, 0.1)
+    task = SimClr(make_backbone(), SimClrSettings(jitter=0.5, blur=0))
+    assert task.views["views"].augmentation.jitter_strengths == (0.4, 0.4, 0.4, 0.1)
 
 
 @pytest.mark.parametrize(
