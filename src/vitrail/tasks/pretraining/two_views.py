@@ -43,8 +43,8 @@ def make_view_augmentation(
     brightness, contrast, saturation, hue = (settings.jitter * each for each in strengths)
     if hue > MAX_HUE:
         raise ConfigError(
-            f"`jitter` is {settings.jitter:g}, which shifts the hue by {hue:g} of a turn; use {MAX_HUE / strengths[3]:g} "
-            "or less",
+            f"`jitter` is {settings.jitter:g}, which shifts the hue by {hue:g} of a turn; "
+            f"use {MAX_HUE / strengths[3]:g} or less",
             fields=("jitter",),
         )
     return ViewAugmentation(
