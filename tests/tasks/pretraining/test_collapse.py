@@ -1,0 +1,49 @@
+"""A forced collapse of tasks without labels is reported within three log windows after the warm-up."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.pretraining_cases import STABLE_VIEWS
+from support.toy_task import RECIPE, make_backbone, make_data
+
+from vitrail.recipes.pretraining_settings import ByolSettings, SimClrSettings
+from vitrail.recipes.recipe import OptimizationSettings
+from vitrail.tasks.collapse import CollapsedError
+from vitrail.tasks.pretraining.byol import Byol
+from vitrail.tasks.pretraining.simclr import SimClr
+from vitrail.tasks.task import Task
+from vitrail.train.fit import fit
+
+TASKS: dict[str, Callable[[Any], Task]] = {
+    "byol": lambda model: Byol(model, ByolSettings(**STABLE_VIEWS, projector_width=16, projection_width=8)),
+    "simclr": lambda model: SimClr(model, SimClrSettings(**STABLE_VIEWS, loss_temperature=0.1)),
+}
+
+
+def train(name: str, lr: float) -> None:
+    """Twelve steps, each a log window; the first six are the warm-up."""
+    backbone = make_backbone()
+    torch.manual_seed(2)
+    optimization = OptimizationSettings(lr=lr, warmup=2, schedule="constant")
+    loop = replace(RECIPE.loop, epochs=4, stop_on_collapse=True)
+    recipe = replace(RECIPE, optimization=optimization, loop=loop, schedules={})
+    fit(TASKS[name](backbone), replace(make_data(), val=None), recipe, device="cpu")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_collapse_by_a_learning_rate_of_10_is_reported(name: str) -> None:
+    with pytest.raises(CollapsedError, match=r"collapsed at step 9: spread is 0\.0\d+, less than 0.05 .*lower `lr`"):
+        train(name, lr=10)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_healthy_run_is_not_reported(name: str) -> None:
+    train(name, lr=3e-3)
+
+
+def test_loss_of_equal_projections_is_a_sign() -> None:
+    shown = [sign.metric for sign in SimClr.collapse_signs if sign.is_shown_by({"relative_loss": 1.0, "spread": 0.3})]
+    assert shown == ["relative_loss"]
