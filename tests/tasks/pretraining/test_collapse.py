@@ -18,7 +18,7 @@ from vitrail.tasks.pretraining.esvit import Esvit
 from vitrail.tasks.task import Task
 from vitrail.train.fit import fit
 
-WARMUP = 3  # steps, each of which is a log window
+WARMUP = 6  # steps, each of which is a log window; enough for the collapse to happen
 NO_CENTRING: dict[str, Any] = {**SMALL_HEAD, **CROPS, "centre_momentum": 1.0, "teacher_momentum": Schedule(start=0.5)}
 TASKS: dict[str, Callable[[Any], Task]] = {
     "dino": lambda backbone: Dino(backbone, DinoSettings(**NO_CENTRING)),
