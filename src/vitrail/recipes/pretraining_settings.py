@@ -96,6 +96,10 @@ class SimClrSettings(TwoViewSettings):
 class ByolSettings(TwoViewSettings):
     """BYOL (Grill 2020): predict a momentum teacher's projection of the other view."""
 
+    blur: float = field_with_help(
+        1.0, "Probability of a blurred view, relative to the paper's: 1 of the first view, 0.1 of the second.", SHARE
+    )
+    solarize: float = field_with_help(0.2, "Probability that the second view is solarized.", SHARE)
     projector_width: int = field_with_help(4096, "Width of the hidden layer of projector and predictor.")
     projection_width: int = field_with_help(256, "Width of their output.")
     teacher_momentum: Schedule = field_with_help(  # noqa: RUF009  # immutable
@@ -147,6 +151,11 @@ class AimSettings(CheckedSettings):
     """AIM (El-Nouby 2024): predict the pixels of each patch from the patches before it."""
 
     normalize_pixels: bool = field_with_help(True, "Predict pixels normalized per patch.")
+    prefix_attention: bool = field_with_help(
+        True, "Let the patches of a random first part attend to each other, and predict the others."
+    )
+    head_depth: int = field_with_help(12, "MLP blocks of the head, which is not part of the model.")
+    head_width: int = field_with_help(2048, "Width of the head.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from vitrail.checkpoint.run_files import is_run_folder
 from vitrail.launch import read_launcher_environment
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
@@ -31,7 +32,7 @@ def run_follow_up(folder: Path, runtime: Runtime, *, trained: bool) -> None:
 def finetune(folder: Path, request: Request, runtime: Runtime, *, images: int, trained: bool) -> None:
     """Fine-tune the model of a run in a folder next to it; resume if that was stopped."""
     target = name_finetuned_run(folder)
-    if RunFolder(target).list_checkpoints():
+    if is_run_folder(target):
         if trained:
             runtime.report(f"note   {target} started from this run before it was trained further")
         resume_run(target, runtime)

@@ -31,7 +31,7 @@ from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback,
 from vitrail.train.extension import Length, describe_extension, extend_run
 from vitrail.train.loop import run_training
 from vitrail.train.plan import Plan, plan_request
-from vitrail.train.plots import plot_training_curves
+from vitrail.train.plots import choose_metrics, plot_training_curves
 from vitrail.train.resume import check_unchanged_and_list_warnings
 from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
 from vitrail.train.run_list import extract_name_or_empty
@@ -201,7 +201,8 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
     evaluation, model_folder = result.evaluation, run.folder / MODEL_FOLDER
     plan.write_model(result.model, model_folder, evaluation)
     curves = run.folder / CURVES_FILE
-    plot_training_curves({run.folder.name: run.read_records()}, curves, plan.task.metrics[:1])
+    records = run.read_records()
+    plot_training_curves({run.folder.name: records}, curves, *choose_metrics(plan.task.metrics, records))
     for figure in plan.task.draw_figures(plan.source, plan.device):
         figure.save(run.folder / FIGURES_FOLDER)
     done = (
