@@ -13,7 +13,8 @@ from vitrail.recipes.schedule import Schedule
 
 def test_builtin_recipes() -> None:
     assert list_builtin_recipe_names() == [
-        *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "positions", "probe", "scratch", "vit"),
+        *("aim", "aim-cpu", "cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "igpt", "igpt-cpu"),
+        *("positions", "probe", "scratch", "vit"),
     ]
 
 
@@ -23,7 +24,7 @@ def test_every_recipe_starts_with_its_command_and_its_model_builds(name: str) ->
     assert found.name == name
     path = Path(__file__).parents[2] / "src" / "vitrail" / "recipes" / f"{name}.yaml"
     head = path.read_text("utf-8").split("\n\n")[0].splitlines()
-    assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail study"))
+    assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail study", "# vitrail pretrain"))
     assert len(head) > 2, "and with its measured result, or why there is none"
     if found.model:
         create(found.model, **found.fields)
