@@ -70,7 +70,7 @@ TRAININGS = {
     "regnety": f"{SHORT} --model regnety_040 --image-size 32 --set stages=[1] --set widths=[16] --set group_width=8",
     "photos": f"{FOLDERS} --recipe deit --model deit_tiny_patch16_224 {SMALL}",
     "finetune": f"{FOLDERS} --init ../before/vit --image-size 48",
-    "probe": f"{FOLDERS} --init ../before/cifar/model --recipe probe",
+    "probe": f"{FOLDERS} --init ../before/cifar/model --train-blocks 0",  # the recipe has another name today
     "distill-hard": HARD,
     "distill-soft": f"distill {STUDENT} --epochs 1 --distill soft --set distilled=false",
     "distill-kept": f"distill {STUDENT} {STILL} --distill hard --teacher-cache distill-kept.answers",

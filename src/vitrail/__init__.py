@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
     from vitrail.evaluation.evaluate import evaluate
+    from vitrail.evaluation.probes.probe import probe
     from vitrail.export.export import export_model
     from vitrail.inspection.explain import Explainer
     from vitrail.inspection.model_figures import look
+    from vitrail.inspection.nearest_neighbours import find_neighbours
+    from vitrail.inspection.patch_pca import draw_patch_pca
     from vitrail.inspection.summary import summarize
     from vitrail.loading import open_model
     from vitrail.models.catalog import list_models
@@ -41,8 +44,10 @@ _MODULES_BY_NAME = {
     "compare": "study.compare",
     "create": "checkpoint.reading",
     "describe": "checkpoint.reading",
+    "draw_patch_pca": "inspection.patch_pca",
     "evaluate": "evaluation.evaluate",
     "export_model": "export.export",
+    "find_neighbours": "inspection.nearest_neighbours",
     "fit": "train.fit",
     "list_models": "models.catalog",
     "load": "checkpoint.reading",
@@ -51,6 +56,7 @@ _MODULES_BY_NAME = {
     "open_data": "data.datasets",
     "open_model": "loading",
     "open_recipe": "recipes.recipe",
+    "probe": "evaluation.probes.probe",
     "save": "checkpoint.writing",
     "summarize": "inspection.summary",
 }
@@ -67,8 +73,10 @@ __all__ = [  # a list of its own, which type checkers can read
     "compare",
     "create",
     "describe",
+    "draw_patch_pca",
     "evaluate",
     "export_model",
+    "find_neighbours",
     "fit",
     "list_models",
     "load",
@@ -77,6 +85,7 @@ __all__ = [  # a list of its own, which type checkers can read
     "open_data",
     "open_model",
     "open_recipe",
+    "probe",
     "save",
     "summarize",
 ]

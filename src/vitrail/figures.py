@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import ConfigError, missing_package_error
 from vitrail.files import make_folder, write_atomically
+from vitrail.text import escape_unprintable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,11 +52,14 @@ class CaptionedFigure:
         return replace(self, name=reserve_unique_name(self.name, taken))
 
     def save(self, folder: str | Path, kinds: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
-        """Write NAME.png and the other kinds, and NAME.npz if `arrays`; each file is written atomically."""
+        """Write NAME.png and the other kinds, and NAME.npz if `arrays`; each file is written atomically.
+
+        A PNG file holds the title and the caption, as Title and Description.
+        """
         folder, figure = Path(folder), self.draw()
         written = list_figure_paths(folder, [self.name], kinds, arrays=arrays)
         for path in written[: len(kinds)]:
-            save_figure(figure, path)
+            save_figure(figure, path, title=self.title, caption=self.caption)
         if arrays:
             make_folder(folder)
             write_atomically(written[-1], lambda place: write_npz(place, self.arrays))
@@ -111,9 +115,11 @@ def sanitize_label(text: str, max_length: int = 30) -> str:
     return "".join(each if each.isprintable() and font.get_char_index(ord(each)) else "□" for each in shortened)
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path, *, title: str = "", caption: str = "") -> None:
     kind = path.suffix.lower()
     if kind not in FIGURE_SUFFIXES:
         raise ConfigError(f"cannot save a figure as {path}; expected a name that ends in {', '.join(FIGURE_SUFFIXES)}")
     make_folder(path.parent)
-    write_atomically(path, lambda place: figure.savefig(place, format=kind[1:]))
+    texts = {"Title": title, "Description": caption} if kind == ".png" else {}
+    metadata = {name: escape_unprintable(text) for name, text in texts.items() if text}
+    write_atomically(path, lambda place: figure.savefig(place, format=kind[1:], metadata=metadata))

@@ -1,7 +1,9 @@
 """Plain text for terminals and files: names with their unprintable characters escaped, and tables."""
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
+TEXT_WIDTH = 100  # of tables that are split into parts
 TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
 
 
@@ -28,6 +30,25 @@ def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignme
     ]
 
 
+def format_table_in_parts(left: Sequence[Sequence[str]], alignments: str, columns: Sequence[Sequence[str]]) -> str:
+    """Tables of the `left` columns and as many `columns` as fit, repeated until all are shown; headings come first."""
+    blocks = list[str]()
+    rest = list(columns)
+    while rest:
+        room, count = TEXT_WIDTH - sum(map(column_width, left)), 0
+        while count < len(rest) and (not count or column_width(rest[count]) <= room):
+            room -= column_width(rest[count])
+            count += 1
+        heading, *lines = zip(*left, *rest[:count], strict=True)
+        blocks.append("\n".join(format_table(heading, lines, alignments + count * "r")))
+        rest = rest[count:]
+    return "\n\n".join(blocks)
+
+
+def column_width(column: Sequence[str]) -> int:
+    return max(map(len, column)) + 2
+
+
 def format_duration(seconds: float | None) -> str:
     """Hours, minutes and seconds, as 1:02:03; empty for None."""
     if seconds is None:
@@ -46,3 +67,21 @@ def format_count(count: float, noun: str) -> str:
 def abbreviate_list(names: Collection[str], most: int = 4) -> str:
     """Join the first `most` names with commas, and say how many more there are."""
     return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def shorten_paths(paths: Sequence[str], taken: Collection[str] = ()) -> list[str]:
+    """The shortest unique end of each path; equal paths, and names that are `taken`, are numbered."""
+    parts = [path.rstrip("/").split("/") for path in paths]
+    parts = [list(Path(*words).resolve().parts) if words[-1] in ("", ".", "..") else words for words in parts]
+    names = list[str]()
+    for own in parts:
+        others = [words for words in parts if words != own]
+        length = 1
+        while length < len(own) and any(words[-length:] == own[-length:] for words in others):
+            length += 1
+        names.append("/".join(own[-length:]))
+    unique = list[str]()
+    for name in names:
+        candidates = (name if number == 1 else f"{name} ({number})" for number in range(1, len(names) + 2))
+        unique.append(next(each for each in candidates if each not in (*taken, *unique)))
+    return unique

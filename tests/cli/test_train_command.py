@@ -103,7 +103,7 @@ def test_fine_tuning_at_another_size_starts_from_the_weights_and_a_zero_head(pho
     about = vitrail.describe("run/model")
     assert about.preprocessing is not None
     assert about.preprocessing.mean == (0.485, 0.456, 0.406)
-    train("--data photos --init run --recipe probe --epochs 1 --batch 4 --out further")
+    train("--data photos --init run --recipe linear-probe --epochs 1 --batch 4 --out further")
     assert vitrail.load("further/model").config.image_size == (48, 48), "a run can be the start of another"
 
 

@@ -9,13 +9,17 @@ from vitrail.errors import ConfigError
 from vitrail.models.catalog import create, find_preset
 from vitrail.recipes.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
 from vitrail.recipes.schedule import Schedule
+from vitrail.tasks import PRETRAINING_TASKS
 
 
 def test_builtin_recipes() -> None:
-    assert list_builtin_recipe_names() == [
-        *("aim", "aim-cpu", "cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "igpt", "igpt-cpu"),
-        *("positions", "probe", "scratch", "vit"),
+    pretraining = {f"{task}{suffix}" for task in PRETRAINING_TASKS for suffix in ("", "-cpu")}
+    assert [name for name in list_builtin_recipe_names() if name not in pretraining] == [
+        *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "linear-probe", "positions", "scratch"),
+        "vit",
     ]
+    with pytest.raises(ConfigError, match="unknown recipe 'probe'; did you mean 'linear-probe'"):  # its earlier name
+        open_recipe("probe")
 
 
 @pytest.mark.parametrize("name", list_builtin_recipe_names())

@@ -25,7 +25,7 @@ def test_fashion_recipe_reaches_its_accuracy(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:.*preprocessing is not in the file")
-@pytest.mark.parametrize("recipe", ["finetune", "probe"])
+@pytest.mark.parametrize("recipe", ["finetune", "linear-probe"])
 def test_fine_tuning_recipes_reach_their_accuracy(recipe: str, shared: Callable[[str], Path], tmp_path: Path) -> None:
     words = f"--recipe {recipe} --data {shared('ants-bees')} --init {shared(VIT)}"
     assert train_and_read_accuracy(words, tmp_path / "run") >= 0.93
@@ -35,5 +35,5 @@ def test_fine_tuning_recipes_reach_their_accuracy(recipe: str, shared: Callable[
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:.*preprocessing is not in the file")
 def test_fine_tuning_at_384_pixels_reaches_its_accuracy(shared: Callable[[str], Path], tmp_path: Path) -> None:
-    words = f"--recipe probe --data {shared('ants-bees')} --init {shared(VIT)} --image-size 384 --epochs 1"
+    words = f"--recipe linear-probe --data {shared('ants-bees')} --init {shared(VIT)} --image-size 384 --epochs 1"
     assert train_and_read_accuracy(words, tmp_path / "run") >= 0.93

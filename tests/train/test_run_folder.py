@@ -21,7 +21,7 @@ def state(step: int) -> TrainingState:
     [
         ("fashion", "fashion", "fashion"),
         ("/data/photos", "finetune", "photos"),
-        ("photos", "probe", "photos-probe"),
+        ("photos", "linear-probe", "photos-linear-probe"),
         ("cifar10", "cifar10-cpu", "cifar10-cpu"),
         ("own", "own", "own"),
         ("/", "scratch", "data"),

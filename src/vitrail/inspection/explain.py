@@ -1,8 +1,6 @@
 """Explain a prediction: attention rollout, attention per layer and head, relevance for a class, token norms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.data.preprocessing import compute_visible_box
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
-from vitrail.figures import CaptionedFigure, save_figure
 from vitrail.inspection.capture import (
     AttentionCapture,
     capture_attention,
@@ -34,7 +30,8 @@ from vitrail.inspection.explain_options import (
     find_token_index,
     resolve_options,
 )
-from vitrail.inspection.overlay import PixelBox, draw_overlay, shrink_photo_and_box
+from vitrail.inspection.explanation import Explanation
+from vitrail.inspection.overlay import shrink_photo_and_box
 from vitrail.inspection.rollout import (
     HEAD_FUSIONS,
     HeadFusion,
@@ -49,118 +46,8 @@ from vitrail.inspection.token_statistics import token_norms
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_torch_model
 from vitrail.models.contract import find_image_model
-from vitrail.predict.predictions import (
-    ClassProbability,
-    Prediction,
-    predictions_from_logits,
-    softmax,
-)
+from vitrail.predict.predictions import ClassProbability, predictions_from_logits, softmax
 from vitrail.predict.predictor import Predictor
-
-MAX_STEM_BYTES = 180  # in a file name
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)  # comparing arrays is ambiguous
-class Explanation:
-    """Maps of what a model attends to in an image, from `Explainer.explain`; a notebook shows it as a figure.
-
-    >>> explanation = vitrail.Explainer("vit_fashion").explain("example:cat")
-    >>> explanation.map.shape  # one value per patch
-    (4, 4)
-    >>> explanation.save("why.png")
-    """
-
-    name: str
-    options: ExplainOptions
-    maps: NDArray[Any]  # (layers, heads, h, w); attention maps sum to 1 each
-    photo: NDArray[np.uint8]  # (rows, columns, 3), at the size of a figure
-    box: PixelBox  # the part of the photo that the model receives: left, top, right, bottom in pixels
-    explained_class: ClassProbability | None = None  # None without a head
-    prediction: Prediction | None = None
-
-    @property
-    def map(self) -> NDArray[Any]:
-        """The last map, usually the only one: (h, w)."""
-        return self.maps[-1, -1]
-
-    @property
-    def titles(self) -> tuple[tuple[str, ...], ...]:
-        """Title of each map."""
-        return self.options.titles(*self.maps.shape[:2])
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all maps are 0: nothing supports the class, as in an untrained model or for an unused token."""
-        return self.options.method == "grad-rollout" and not self.maps.any()
-
-    @property
-    def figure(self) -> CaptionedFigure:
-        name = Path(self.name).name or "image"
-        method = self.options.description + ", no evidence for the class" * self.is_empty
-        explained = self.explained_class
-        probability = "" if explained is None else f"{explained.name} {explained.probability:.1%}"
-        if self.options.method == "norms":
-            meaning, scale = "have the longest tokens", "from the smallest value"
-        else:
-            by_class = self.options.method == "grad-rollout"
-            meaning = "contribute most to the class" if by_class else "receive the most attention"
-            scale = "from 0 (1 is uniform attention)"
-        return CaptionedFigure(
-            name=figure_name(self.name, self.options.method),
-            title=f"{name}: {method}",
-            caption=f"{method[0].upper()}{method[1:]} of {name}"
-            + f" ({probability})" * bool(probability)
-            + f". Colours are bright where patches {meaning}. The scale is linear, {scale} to the 95 % quantile.",
-            arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
-            draw=lambda: self.render(" · ".join(filter(None, (probability, method)))),
-        )
-
-    def render(self, heading: str) -> Any:
-        if self.options.method == "norms":
-            panels, unit, lowest = self.maps, "token norm", None
-        else:
-            panels, unit, lowest = self.maps * prod(self.maps.shape[-2:]), "attention (1 = uniform)", 0.0
-        patch = tuple(map(int, self.options.token.split(","))) if "," in self.options.token else None
-        top = () if self.prediction is None else self.prediction.top
-        explained = None if self.explained_class is None else self.explained_class.index
-        predictions = [(each.name, each.probability, each.index == explained) for each in top]
-        return draw_overlay(
-            self.photo,
-            self.box,
-            panels,
-            self.titles,
-            heading,
-            unit,
-            patch=patch,
-            lowest=lowest,
-            predictions=predictions,
-        )
-
-    def save(self, path: str | Path) -> None:
-        """Write the figure to a .png, .svg or .pdf file, which is replaced if it exists."""
-        if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"the path is {repr(path)[:60]}; expected a string or a Path such as 'why.png'")
-        save_figure(self.figure.draw(), Path(path))
-
-    def _repr_png_(self) -> bytes:
-        return self.figure.to_png()
-
-    def __repr__(self) -> str:
-        explained = self.explained_class
-        of_class = "" if explained is None else f", {explained.name} {100 * explained.probability:.1f} %"
-        return f"Explanation({self.name!r}, {self.options.description}{of_class}, maps {self.maps.shape})"
-
-
-def figure_name(image: str, method: str) -> str:
-    """The name of an image's figure, without a suffix: photo.rollout."""
-    return f"{truncate_stem(Path(image.removeprefix(EXAMPLE_PREFIX)).name or 'image')}.{method}"
-
-
-def truncate_stem(name: str) -> str:
-    """Shorten a file's stem so that suffixes fit: most file systems allow 255 bytes."""
-    stem = Path(name).stem
-    data = stem.encode("utf-8", "surrogateescape")
-    return stem if len(data) <= MAX_STEM_BYTES else data[:MAX_STEM_BYTES].decode("utf-8", "ignore")
 
 
 class Explainer:
@@ -204,14 +91,15 @@ class Explainer:
         token: str = HEAD_TOKEN,
         of_class: int | str | None = None,
         discard: float = 0.0,
+        mass: float | None = None,
     ) -> Explanation:
         """Explain an image: a path, bytes, a Pillow image, an array or a tensor.
 
         Parameters
         ----------
         method
-            grad-rollout, rollout, attention, pool or norms. The default is grad-rollout for a model with classes, and
-            rollout if `head` or `discard` is given.
+            grad-rollout, rollout, attention, heads, pool or norms. The default is grad-rollout for a model with
+            classes, rollout if `head` or `discard` is given, and heads if `mass` is given.
         layer
             Layer from 0, -1 for the last, or "all"; a rollout goes up to it.
         head
@@ -223,18 +111,21 @@ class Explainer:
             The class to explain, by number or name; by default the top class.
         discard
             Share of the smallest entries in each row of a rollout's attention to treat as noise.
+        mass
+            For heads: show the patches that hold this share of each head's attention, for example 0.6.
 
         >>> explainer = vitrail.Explainer("vit_fashion")
         >>> explainer.explain("example:cat", "attention", layer="all", head="all").maps.shape
         (4, 2, 4, 4)
         """
         options = ExplainOptions(
-            method=method or default_method(self.model, self.layers, head=head, discard=discard),
+            method=method or default_method(self.model, self.layers, head=head, discard=discard, mass=mass),
             layer=layer,
             head=head,
             token=token,
             of_class=of_class,
             discard=discard,
+            mass=mass,
         )
         return self.explain_resolved(
             image, self.resolve_options(options), str(image) if isinstance(image, str | Path) else "image"
@@ -254,7 +145,12 @@ class Explainer:
             pixels = self.loaded.make_batch([opened_image])
         except DataError as error:  # which does not know the image's name
             raise DataError(f"{name!r}: {error}") from None
-        logits, maps = self.compute_maps(pixels, options)
+        if options.method == "heads":
+            logits, rows, grid = self.compute_token_rows(pixels, options)
+            attention = np.stack(rows[0], axis=1)[0]  # (H, N)
+            maps = patch_map_from_row(attention, grid)[None, None]
+        else:
+            attention, (logits, maps) = None, self.compute_maps(pixels, options)
         if not np.isfinite(maps).all():
             raise VitrailError(NOT_FINITE_MESSAGE)
         prediction = asked = None
@@ -265,13 +161,28 @@ class Explainer:
             probability = softmax(values)[0, index].item()
             asked = ClassProbability(index, None if labels is None else labels[index], probability)
         return Explanation(
-            name=name, options=options, maps=maps[0], photo=photo, box=box, explained_class=asked, prediction=prediction
+            name=name,
+            options=options,
+            maps=maps[0],
+            photo=photo,
+            box=box,
+            explained_class=asked,
+            prediction=prediction,
+            attention=attention,
         )
 
     def compute_maps(self, pixels: Tensor, options: ExplainOptions) -> tuple[Tensor, NDArray[Any]]:
         """Logits and maps for resolved options: (B, C, H, W) → (B, classes), (B, layers, heads, h, w)."""
         if options.method == "norms":
             return self.compute_norms(pixels, self.select_layers(options))
+        logits, rows, grid = self.compute_token_rows(pixels, options)
+        maps = [np.stack([patch_map_from_row(each, grid) for each in row], axis=1) for row in rows]
+        return logits, np.stack(maps, axis=1)
+
+    def compute_token_rows(
+        self, pixels: Tensor, options: ExplainOptions
+    ) -> tuple[Tensor, list[list[NDArray[Any]]], tuple[int, int]]:
+        """Logits, the attention to all tokens, (B, N), in rows of layers and columns of heads, and the grid."""
         logits, captured, gradients = self.run_with_capture(pixels, options)
         if options.method == "pool":
             assert captured.pool_shares is not None  # resolve_options checks it
@@ -281,8 +192,7 @@ class Explainer:
             rows = compute_token_maps_by_layer(
                 options, self.token_shares(captured, options.token), attention, gradients
             )
-        maps = [np.stack([patch_map_from_row(each, captured.patch_grid) for each in row], axis=1) for row in rows]
-        return logits, np.stack(maps, axis=1)
+        return logits, rows, captured.patch_grid
 
     def run_with_capture(
         self, pixels: Tensor, options: ExplainOptions
@@ -338,7 +248,7 @@ def compute_token_maps_by_layer(
 ) -> list[list[NDArray[Any]]]:
     """What the token attends to, (B, N), in rows of layers and columns of heads; the maps are (B, H, N, N)."""
     fuse = options.head if options.head in HEAD_FUSIONS else "mean"
-    if options.method == "attention":
+    if options.method in ("attention", "heads"):
         return [
             [
                 multiply_row(token, fill_missing_queries(fuse_heads(one, fuse)))

@@ -11,7 +11,7 @@ from vitrail.inspection.rollout import HEAD_FUSIONS, HeadFusion
 from vitrail.layers.attention import Attention
 from vitrail.models.contract import ImageModel
 
-ExplainMethod = Literal["rollout", "grad-rollout", "attention", "pool", "norms"]
+ExplainMethod = Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms"]
 EXPLAIN_METHODS: tuple[str, ...] = get_args(ExplainMethod)
 METHODS_WITHOUT_HEADS: tuple[ExplainMethod, ...] = ("grad-rollout", "pool", "norms")
 HEAD_TOKEN = "head"  # the tokens that the classifier's head reads
@@ -27,12 +27,18 @@ class ExplainOptions:
     token: str = HEAD_TOKEN  # the query: HEAD_TOKEN, class, distill, register0, …, or a patch as "row,column"
     of_class: int | str | None = None  # default: the top class
     discard: float = 0.0  # share of the smallest entries in each row that a rollout ignores
+    mass: float | None = None  # share of the attention of each head that a mask keeps; None: no masks
 
     @property
     def description(self) -> str:
         """Text for a title, such as: grad-rollout from the class token."""
         token = f"patch {self.token}" if "," in self.token else f"the {self.token} token"
         return self.method if self.token == HEAD_TOKEN else f"{self.method} from {token}"
+
+    def describe_heads(self, heads: int) -> str:
+        """Heading of the figure of all heads: attention of the class token, 6 heads of layer 11."""
+        source = self.description.removeprefix(self.method).removeprefix(" from ") or "the pooled tokens"
+        return f"attention of {source}, {heads} heads of layer {self.layer}"
 
     def titles(self, layers: int, heads: int) -> tuple[tuple[str, ...], ...]:
         """Title of each map, in rows of layers and columns of heads, of resolved options."""
@@ -69,10 +75,19 @@ def resolve_options(
         raise ConfigError(
             "method 'norms' needs a model with blocks and a final norm, which this one does not have; use another"
         )
+    if method == "heads":
+        if head not in ("mean", "all") or layer == "all":
+            raise ConfigError(
+                f"method 'heads' shows all heads of one layer, not `layer` {layer} and `head` {head}; use 'attention'"
+            )
+        head = "all"
+        if options.token == HEAD_TOKEN and len(model.classifier_tokens) == 1:
+            options = replace(options, token=model.classifier_tokens[0])  # for the title
+    check_mass(options)
     if layer != "all":
         layer = resolve_index(parse_integer("layer", layer, ("all",)), len(layers) or len(list_blocks(model)), "layer")
     check_late_class_token(options, layer, layers)
-    if method in ("rollout", "attention"):
+    if method in ("rollout", "attention", "heads"):
         check_rows_sum_to_one(method, layer, layers, has_head=bool(model.config.classes))
     if method == "pool" and layer != len(layers) - 1:
         raise ConfigError(
@@ -98,6 +113,15 @@ def resolve_options(
     return replace(options, layer=layer, head=head, of_class=of_class)
 
 
+def check_mass(options: ExplainOptions) -> None:
+    if options.mass is None:
+        return
+    if options.method != "heads":
+        raise ConfigError(f"`mass` {options.mass} cannot be combined with method {options.method!r}; use 'heads'")
+    if not isinstance(options.mass, int | float) or not 0 < options.mass < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`mass` is {options.mass!r}; expected more than 0 and less than 1, for example 0.6")
+
+
 def check_late_class_token(
     options: ExplainOptions, layer: int | Literal["all"], layers: Sequence[AnyAttention]
 ) -> None:
@@ -108,7 +132,7 @@ def check_late_class_token(
     last, patch = len(layers) - 1, "," in options.token
     if options.method == "grad-rollout" and not patch and (layer == "all" or layer < joins):
         raise ConfigError(f"layer {layer} comes before the class token joins; expected {joins} to {last}, or -1")
-    if options.method == "attention" and patch and (layer == "all" or layer >= joins):
+    if options.method in ("attention", "heads") and patch and (layer == "all" or layer >= joins):
         raise ConfigError(
             f"token {options.token!r} is not a query in layer {layer}, where only the class token is; use 'class'"
         )
@@ -120,19 +144,28 @@ def default_method(
     *,
     head: int | HeadFusion | Literal["all"] | str = "mean",
     discard: float = 0.0,
+    mass: float | None = None,
 ) -> ExplainMethod:
     """The method used by default: grad-rollout for a model with classes, else rollout if it is defined.
 
-    `head` and `discard` are options of rollout, so they select it.
+    `head` and `discard` are options of rollout, and `mass` is one of heads, so they select it.
     """
     if not layers:
         return "norms"
+    if mass is not None:
+        return "heads"
     without_gradients = any(each.is_inference() for each in model.parameters())
     if model.config.classes and head == "mean" and not discard and not without_gradients:
         return "grad-rollout"
     if not any(each.no_shares_reason for each in layers):
         return "rollout"
     return "grad-rollout" if model.config.classes else "attention"
+
+
+def default_methods(model: ImageModel, layers: Sequence[AnyAttention]) -> tuple[ExplainMethod, ...]:
+    """The methods used by default if nothing else is given: for a model without a head, each head is shown, too."""
+    first = default_method(model, layers)
+    return (first,) if model.config.classes or first == "norms" else (first, "heads")
 
 
 def check_rows_sum_to_one(

@@ -206,6 +206,7 @@ SECTIONS: Mapping[str, type["DataclassInstance"]] = {
     "augmentation": Augmentation,
     "distillation": DistillationSettings,
 }
+RENAMED_RECIPES = {"probe": "linear-probe"}
 MAPPINGS = ("fields", "preprocessing", "task", "schedules")
 SCHEDULED_SETTINGS = ("weight_decay", "momentum", "beta2", "clip")
 SETTING_ALIASES = {  # names in the scripts of timm and facebook
@@ -256,7 +257,7 @@ def open_recipe(name: str) -> Recipe:
         raise ConfigError(f"the recipe is {name!r}; expected a name, for example 'fashion', or a .yaml file")
     path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES_FOLDER / f"{name}.yaml"
     if path.parent == RECIPES_FOLDER and name not in list_builtin_recipe_names():
-        raise unknown_name_error("recipe", name, list_builtin_recipe_names())
+        raise unknown_name_error("recipe", name, list_builtin_recipe_names(), synonyms=RENAMED_RECIPES)
     try:
         data = parse_yaml(read_text(path))
     except (OSError, ValueError) as error:

@@ -8,8 +8,9 @@ from vitrail import __version__
 from vitrail.data.image_items import ImageItem, spread_over_labels
 from vitrail.errors import DataError
 from vitrail.inspection.capture import list_blocks
-from vitrail.inspection.explain import Explainer, Explanation
+from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
+from vitrail.inspection.explanation import Explanation
 from vitrail.inspection.model_figures import look
 from vitrail.inspection.summary import ModelSummary, format_shape, summarize
 from vitrail.layers.block import Block

@@ -35,6 +35,7 @@ from vitrail.models.checks import check_count, find_image_config
 from vitrail.models.contract import find_image_model, takes_other_sizes
 from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.tasks.teacher import Teacher
+from vitrail.text import shorten_paths
 
 HEAD_NAMES = ("class head", "distillation head", "both heads")
 UNREADABLE = -1  # in place of a class
@@ -283,18 +284,4 @@ def average_class_distillation_similarity(compared: ComparedModel, cosines: Tens
 
 
 def shorten_model_names(opened: Sequence[LoadedModel]) -> list[str]:
-    """Shortest unique end of each path; equal paths are numbered."""
-    parts = [each.source.rstrip("/").split("/") for each in opened]
-    parts = [list(Path(*words).resolve().parts) if words[-1] in ("", ".", "..") else words for words in parts]
-    names = list[str]()
-    for own in parts:
-        others = [words for words in parts if words != own]
-        length = 1
-        while length < len(own) and any(words[-length:] == own[-length:] for words in others):
-            length += 1
-        names.append("/".join(own[-length:]))
-    unique = list[str]()
-    for name in names:
-        candidates = (name if number == 1 else f"{name} ({number})" for number in range(1, len(names) + 2))
-        unique.append(next(each for each in candidates if each not in (TRUTH, *unique)))
-    return unique
+    return shorten_paths([each.source for each in opened], taken=(TRUTH,))

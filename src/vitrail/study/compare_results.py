@@ -1,14 +1,12 @@
 """Results of a comparison of models: as numbers, text and JSON."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from vitrail.text import format_table, make_printable
+from vitrail.text import TEXT_WIDTH, format_table, format_table_in_parts, make_printable
 
 TRUTH = "ground truth"
-TEXT_WIDTH = 100
 MAX_NAME_LENGTH = 40
 MAX_LISTED_ROWS = 10  # pairs and skipped files in the text
 
@@ -153,22 +151,3 @@ class Comparison:
 
 def format_percent(share: float) -> str:
     return f"{100 * share:.2f}"
-
-
-def format_table_in_parts(left: Sequence[Sequence[str]], alignments: str, columns: Sequence[Sequence[str]]) -> str:
-    """Tables of the `left` columns and as many `columns` as fit, repeated until all are shown; headings come first."""
-    blocks = list[str]()
-    rest = list(columns)
-    while rest:
-        room, count = TEXT_WIDTH - sum(map(column_width, left)), 0
-        while count < len(rest) and (not count or column_width(rest[count]) <= room):
-            room -= column_width(rest[count])
-            count += 1
-        heading, *lines = zip(*left, *rest[:count], strict=True)
-        blocks.append("\n".join(format_table(heading, lines, alignments + count * "r")))
-        rest = rest[count:]
-    return "\n\n".join(blocks)
-
-
-def column_width(column: Sequence[str]) -> int:
-    return max(map(len, column)) + 2

@@ -24,7 +24,6 @@ from vitrail.tasks.metric import CLASSIFICATION_METRICS
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup
 
 BATCH_MIXING_KEY = 2**31 - 1  # in place of an image index in the random key for mixing a batch
-MAX_WHITENING_IMAGES = 2000  # training images used to whiten the first filters
 
 
 @dataclass(frozen=True)
@@ -79,19 +78,12 @@ class Classification(ImageTask):
             raise ConfigError(
                 f"`early_size` is {loop.early_size}; expected 0, or a dynamic model: `fields` dynamic=true"
             )
-        if loop.whiten and not (isinstance(model, ImageModel) and model.whitens):
-            raise ConfigError("`whiten` is true; expected false, or a model with filters to whiten, such as cct_cpu_32")
         check_parts_can_be_mixed(recipe, ranks)
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         super().setup(source, recipe)
         images = as_image_source(source, self)
         self.classes, self.augmentation, self.loop = len(images.data.classes), recipe.augmentation, recipe.loop
-
-    def initialise(self, source: Source, recipe: Recipe) -> None:
-        if recipe.loop.whiten:
-            images = as_image_source(source, self).load_evenly_spaced_images(MAX_WHITENING_IMAGES)
-            self.backbone.whiten(images)
 
     @property
     def early_share(self) -> float:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from vitrail.errors import VitrailError, VitrailWarning
 
-COLLAPSE_WINDOWS = 3  # log windows in a row that must show a sign
+COLLAPSED = "collapsed"  # in the record of the log that shows it
+COLLAPSE_WINDOWS = 3  # log windows in a row that must show a sign, by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,7 @@ class CollapseSign:
     above: float | None = None
     meaning: str  # completes: "the run has collapsed: …"
     remedy: str  # an imperative
+    windows: int = COLLAPSE_WINDOWS
 
     def is_shown_by(self, record: Mapping[str, float]) -> bool:
         value = record.get(self.metric)
@@ -33,22 +35,22 @@ class CollapseWatch:
     """Counts the log windows that show each sign. A collapse is reported once."""
 
     signs: Sequence[CollapseSign] = ()
-    warmup: float = 0.0  # epochs; windows that end before it are ignored
+    warmup_steps: int = 0  # windows that end in it are ignored
     reported: bool = False
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
     def find_collapse(self, record: Mapping[str, float]) -> str | None:
         """A one-line report if this record of the log is the one that shows a collapse."""
-        if "loss" not in record or record["epoch"] <= self.warmup:
+        if "loss" not in record or record["step"] <= self.warmup_steps:
             return None
         for sign in self.signs:
             key = f"{sign.metric} {sign.describe_limit()}"
             self.counts[key] = self.counts.get(key, 0) + 1 if sign.is_shown_by(record) else 0
-            if self.counts[key] >= COLLAPSE_WINDOWS and not self.reported:
+            if self.counts[key] >= sign.windows and not self.reported:
                 self.reported = True
                 return (
                     f"the run has collapsed at step {record['step']:.0f}: {sign.metric.replace('_', ' ')} is "
-                    f"{record[sign.metric]:.4g}, {sign.describe_limit()} in {COLLAPSE_WINDOWS} log windows: "
+                    f"{record[sign.metric]:.4g}, {sign.describe_limit()} in {sign.windows} log windows: "
                     f"{sign.meaning}; {sign.remedy}"
                 )
         return None

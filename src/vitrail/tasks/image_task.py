@@ -32,6 +32,8 @@ from vitrail.tasks import find_task
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.task import BuildContext, Source, Task, TaskSetup, check_task
 
+MAX_WHITENING_IMAGES = 2000  # training images used to whiten the first filters
+
 
 class ImageTask(Task):
     """A task whose batches hold `labels`, `indices`, and `images`, uint8 (B, C, H, W), or its `views`.
@@ -41,6 +43,11 @@ class ImageTask(Task):
 
     views: Mapping[str, View] | None = None  # None: `images`, by the augmentation of the recipe
     preprocessing: Preprocessing | None = None  # known after `setup`
+
+    def initialise(self, source: Source, recipe: Recipe) -> None:
+        if recipe.loop.whiten:
+            images = as_image_source(source, self).load_evenly_spaced_images(MAX_WHITENING_IMAGES)
+            self.backbone.whiten(images)
 
     def setup(self, source: Source, recipe: Recipe) -> None:  # noqa: ARG002  # the recipe is for subclasses
         self.preprocessing = as_image_source(source, self).preprocessing
@@ -53,13 +60,15 @@ class ImageTask(Task):
         assert self.preprocessing is not None, "called before `setup`"
         return normalise(pixels, self.preprocessing)
 
-    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:  # noqa: ARG002  # for subclasses
+    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:  # noqa: ARG002  # ranks are for subclasses
         images, config = as_image_source(source, self), self.backbone.config
         if len(images.preprocessing.mean) != config.channels:
             means = len(images.preprocessing.mean)
             raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
         if images.views is not None:
             images.make_batch_dataset()  # raises an error if the images cannot give these views
+        if recipe.loop.whiten and not (isinstance(self.backbone, ImageModel) and self.backbone.whitens):
+            raise ConfigError("`whiten` is true; expected false, or a model with filters to whiten, such as cct_cpu_32")
 
 
 def as_image_source(source: Source, task: Task) -> ImageSource:

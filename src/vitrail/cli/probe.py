@@ -1,0 +1,115 @@
+"""vitrail probe: measure frozen features."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.groups import DATA
+from vitrail.cli.options.values import check_minimum, parse_fields, parse_integers
+from vitrail.cli.output.messages import print_notes
+from vitrail.cli.output.results import prepare_figure_folder, print_report
+from vitrail.errors import ConfigError
+
+
+def probe(
+    *models: Annotated[str, Parameter(required=True, help="Models as for `vitrail eval`; they need no head.")],
+    data: Annotated[list[str] | None, Parameter(negative=(), help=f"{flags.DATA_HELP[:-1]}; may be repeated]")] = None,
+    knn: str | None = None,
+    shots: str | None = None,
+    seeds: int = 3,
+    linear: bool = True,
+    examples: Annotated[int | None, Parameter(name=("--examples", "--bank"), group=DATA)] = None,
+    layer: str = "last",
+    pixels: bool = True,
+    untrained: bool = True,
+    val_share: Annotated[float, Parameter(group=DATA)] = 0.2,
+    out: flags.OptionalOut = None,
+    fields: flags.ConfigFields = None,
+    preprocessing: flags.PreprocessingFields = None,
+    overwrite: flags.Overwrite = False,
+    batch: flags.Batch = 64,
+    workers: flags.Workers = 0,
+    device: flags.Device = "auto",
+    strict: flags.Strict = False,
+    as_json: flags.Json = False,
+) -> None:
+    """Measure how well the features of models classify, without training the models.
+
+    Three probes of the frozen features: k nearest neighbours, few-shot least squares, and a linear classifier
+    (logistic regression). Raw pixels and the untrained model are rows of the same table: only what a model adds to
+    the better of them is its own merit. Features are cached, so that another call is fast. Files are written only
+    with --out.
+
+    Examples::
+
+        vitrail probe vit_fashion --data fashion
+        vitrail probe runs/mae runs/simclr --data photos --out results
+        vitrail probe cct_cifar10 --data photos --data flowers --no-linear --json
+
+    Parameters
+    ----------
+    knn
+        Numbers of neighbours, separated by commas. [default: 10,20,100,200, as far as there are so many images]
+    shots
+        Training images per class of the few-shot probe. [default: 1,5,10,25, as far as there are so many images]
+    seeds
+        Choices of the few-shot images; the table shows mean ± standard deviation.
+    linear
+        Fit a linear classifier on all training images; its weight decay is chosen on a fifth of them.
+    examples
+        Training images per data set, chosen at random. [default: all, 1000 if --data is repeated]
+    layer
+        Where features are taken: last (what the head reads), middle, or a block from 0 on, averaged over the patches.
+    pixels
+        Show the row of raw pixels.
+    untrained
+        Show the row of the untrained model.
+    val_share
+        Share of each class to classify, if the data have no validation part.
+    out
+        Folder for probe.png and probe.json.
+    """
+    counts, many = (
+        None if given is None else parse_integers(given, name) for given, name in ((knn, "--knn"), (shots, "--shots"))
+    )
+    for name, value, minimum in (("--seeds", seeds, 1), ("--batch", batch, 1), ("--workers", workers, 0)):
+        check_minimum(name, value, minimum)
+    if examples is not None:
+        check_minimum("--examples", examples, 1)
+    how, given, place = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields), parse_layer(layer)
+
+    from vitrail.evaluation.probes.probe import probe as probe_models
+    from vitrail.evaluation.probes.probe_plots import PROBE_FILES, write_probe
+    from vitrail.loading import open_model
+
+    loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]
+    prepare_figure_folder(out, PROBE_FILES, overwrite=overwrite)
+    result = probe_models(
+        loaded,
+        data,
+        knn=counts,
+        shots=many,
+        seeds=seeds,
+        linear=linear,
+        examples=examples,
+        layer=place,
+        pixels=pixels,
+        untrained=untrained,
+        val_share=val_share,
+        batch=batch,
+        workers=workers,
+        device=device,
+        strict=strict,
+    )
+    print_notes(result.notes)
+    report = {"models": list(models), **result.to_json()}
+    print_report(result, report, write_probe(result, report, out) if out else (), as_json=as_json)
+
+
+def parse_layer(text: str) -> str | int:
+    if text in ("last", "middle"):
+        return text
+    if text.removeprefix("-").isdecimal() and len(text) < 6:
+        return int(text)
+    raise ConfigError(f"--layer {text!r}; expected last, middle or the number of a block")

@@ -1,0 +1,166 @@
+"""What turns images into features: a model, the same model untrained, or the pixels themselves.
+
+B batch, C channels, N tokens, D width.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.checkpoint.files.checksums import checksum_tensors
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.export.exported_model import ExportedModel
+from vitrail.loaded_model import LoadedModel
+from vitrail.models.checks import pair
+from vitrail.models.contract import ImageModel, check_reads_images, find_image_model
+
+UNTRAINED_SEED = 0
+MAX_PIXEL_SIDE = 32  # larger images are averaged to at most this, so that raw pixels are at most 3,072 numbers
+SourceKind = Literal["model", "pixels", "untrained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSource:
+    """Normalised images (B, C, H, W) → features (B, D)."""
+
+    name: str
+    kind: SourceKind
+    preprocessing: Preprocessing
+    compute: Callable[[Tensor], Tensor]
+    digest: str  # of everything that the features of an image depend on
+    module: nn.Module | None = None  # moved to the device and put into eval mode
+
+
+def make_model_source(loaded: LoadedModel, name: str, layer: str | int = "last") -> FeatureSource:
+    """The features of a model: what its head reads, or the output of a block."""
+    module = loaded.module
+    check_reads_images(module)
+    return FeatureSource(
+        name=name,
+        kind="model",
+        preprocessing=loaded.preprocessing,
+        compute=choose_features(loaded, module, name, layer),
+        digest=compute_source_digest(module, loaded.preprocessing, layer),
+        module=module,
+    )
+
+
+def make_untrained_source(loaded: LoadedModel, name: str, layer: str | int = "last") -> FeatureSource | None:
+    """The same architecture with the initial weights of seed 0; None for a model of another library or an export."""
+    declared = find_image_model(loaded.module)
+    if declared is None:
+        return None
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(UNTRAINED_SEED)
+        fresh = type(declared)(declared.config).to(next(declared.parameters()).dtype)
+    unlike = LoadedModel(source=name, model=fresh, preprocessing=loaded.preprocessing, classes=loaded.classes)
+    return FeatureSource(
+        name=name,
+        kind="untrained",
+        preprocessing=loaded.preprocessing,
+        compute=choose_features(unlike, fresh, name, layer),
+        digest=compute_source_digest(fresh, loaded.preprocessing, layer),
+        module=fresh,
+    )
+
+
+def make_pixel_source(preprocessing: Preprocessing, name: str) -> FeatureSource:
+    """The normalised pixels of the model's input, averaged to at most MAX_PIXEL_SIDE rows and columns."""
+    return FeatureSource(
+        name=name,
+        kind="pixels",
+        preprocessing=preprocessing,
+        compute=partial(flatten_pixels, factor=find_pixel_factor(preprocessing)),
+        digest=f"pixels {MAX_PIXEL_SIDE} {preprocessing}",
+    )
+
+
+def find_pixel_factor(preprocessing: Preprocessing) -> int:
+    """How many pixels are averaged per row and per column."""
+    return -(-max(pair(preprocessing.image_size)) // MAX_PIXEL_SIDE)
+
+
+def flatten_pixels(images: Tensor, factor: int) -> Tensor:
+    return (F.avg_pool2d(images, factor, ceil_mode=True) if factor > 1 else images).flatten(1)
+
+
+def compute_source_digest(module: nn.Module, preprocessing: Preprocessing, layer: str | int) -> str:
+    config: Any = getattr(module, "config", None)  # a module of another library may have none
+    return checksum_tensors(module.state_dict(), type(module).__name__, repr(config), repr(preprocessing), str(layer))
+
+
+def choose_features(loaded: LoadedModel, module: nn.Module, name: str, layer: str | int) -> Callable[[Tensor], Tensor]:
+    """The function that computes the features of a model; an error if it has none, or no such layer."""
+    declared = find_image_model(module)
+    if layer != "last":
+        if declared is None:
+            raise ConfigError(f"{name} has no blocks that can be accessed, so `layer` {layer} does not exist; use last")
+        return partial(compute_block_features, declared, find_block(declared, name, layer))
+    if isinstance(loaded.model, ExportedModel):
+        output = loaded.model.description.output
+        if output not in ("class", "mean"):
+            raise ConfigError(
+                f"{name} was exported with {output}; expected features: export it with `features` class or mean, or "
+                "use its checkpoint"
+            )
+        return module
+    if not loaded.classes:
+        return module
+    if declared is not None:
+        return partial(compute_head_inputs, declared, tuple(module for _, module in declared.heads))
+    layers = [(key, part) for key, part in module.named_modules() if isinstance(part, nn.Linear)]
+    heads = [key for key, part in layers if part.out_features == loaded.classes]
+    if not heads:
+        raise ConfigError(f"{name} has no linear layer of {loaded.classes} outputs; expected one, whose input is used")
+    return partial(compute_head_inputs, module, (heads[-1],))
+
+
+def find_block(model: ImageModel, name: str, layer: str | int) -> str:
+    """The name of a block in the module, by number or `middle`."""
+    blocks = [block for level in model.levels for block in level.blocks]
+    if layer == "middle" and blocks:
+        return blocks[(len(blocks) - 1) // 2]
+    if not isinstance(layer, int) or not -len(blocks) <= layer < len(blocks):
+        raise ConfigError(
+            f"`layer` is {layer}; expected middle, last, or the number of one of the {len(blocks)} blocks of {name}, "
+            f"from 0 to {len(blocks) - 1}"
+        )
+    return blocks[layer]
+
+
+def compute_head_inputs(model: nn.Module, heads: tuple[str, ...], images: Tensor) -> Tensor:
+    """The input of the head, or the mean of the inputs of several heads: (B, D)."""
+    captured = list[Tensor]()
+    with ExitStack() as hooks:
+        for head in heads:
+            part = model.get_submodule(head)
+            hooks.enter_context(part.register_forward_pre_hook(lambda _, given: captured.append(given[0])))
+        model(images)
+    return torch.stack([each.flatten(1, -2).mean(1) if each.ndim > 2 else each for each in captured]).mean(0)
+
+
+def compute_block_features(model: ImageModel, block: str, images: Tensor) -> Tensor:
+    """The output of a block without the final norm: the tokens that the head reads, else the mean of the patches."""
+    captured = list[Tensor]()
+
+    def leave(_: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
+        captured.append(output)
+
+    with model.get_submodule(block).register_forward_hook(leave):
+        model(images)
+    output = captured[-1]
+    if output.ndim == 4:  # a map of a convnet (B, D, h, w)
+        return output.mean((2, 3))
+    level = next(level for level in model.levels if block in level.blocks)
+    patches = (images.shape[2] // level.stride[0]) * (images.shape[3] // level.stride[1])
+    read = [model.prefix_tokens.index(token) for token in model.classifier_tokens]
+    if read and output.shape[1] != patches:  # the class token may join after this block
+        return output[:, read].mean(1)
+    return output[:, max(output.shape[1] - patches, 0) :].mean(1)

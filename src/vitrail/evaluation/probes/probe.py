@@ -1,0 +1,221 @@
+"""Probe the features of models: k-NN, few-shot least squares and a linear classifier, next to two baselines."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitrail.checkpoint.run_files import try_read_plan
+from vitrail.data.validation_split import check_val_share
+from vitrail.distributed import Ranks, resolve_device
+from vitrail.errors import ConfigError
+from vitrail.evaluation.knn import classify_by_neighbours
+from vitrail.evaluation.probes.compute_features import FeatureStore, open_features, plan_passes, run_pass
+from vitrail.evaluation.probes.feature_cache import StoredRows, get_feature_cache_folder
+from vitrail.evaluation.probes.feature_sources import (
+    MAX_PIXEL_SIDE,
+    FeatureSource,
+    find_pixel_factor,
+    make_model_source,
+    make_pixel_source,
+    make_untrained_source,
+)
+from vitrail.evaluation.probes.few_shot import measure_few_shot
+from vitrail.evaluation.probes.linear_probe import fit_linear_probe
+from vitrail.evaluation.probes.probe_data import GivenData, ProbeData, open_probe_data
+from vitrail.evaluation.probes.probe_results import ProbeResult, ProbeRow, ProbeTable
+from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
+from vitrail.loaded_model import LoadedModel
+from vitrail.loading import open_model
+from vitrail.models.checks import check_count, pair
+from vitrail.progress import track_progress
+from vitrail.text import shorten_paths
+
+MAE = "mae"  # the task of a run and the layout of a checkpoint
+GivenModel = str | Path | nn.Module | LoadedModel
+
+
+def probe(
+    models: GivenModel | Sequence[GivenModel],
+    data: GivenData | Sequence[GivenData] | None = None,
+    *,
+    knn: Sequence[int] | None = None,
+    shots: Sequence[int] | None = None,
+    seeds: int = 3,
+    linear: bool = True,
+    examples: int | None = None,
+    layer: str | int = "last",
+    pixels: bool = True,
+    untrained: bool = True,
+    val_share: float = 0.2,
+    batch: int = 64,
+    workers: int = 0,
+    device: str | torch.device = "cpu",
+    strict: bool = False,
+    progress: bool | Callable[[int], object] | None = None,
+) -> ProbeResult:
+    """Measure how well the frozen features of models classify, next to raw pixels and the untrained model.
+
+    A model is a name as for `open_model`, a module or a LoadedModel. The training part of `data` is the bank, the
+    validation part is classified; data of a run are split as in its training, other data by `val_share`. `knn` and
+    `shots` are by default 10, 20, 100, 200 and 1, 5, 10, 25, as far as there are so many images. With several data
+    sets, 1,000 training `examples` of each are used (VTAB-1k), and the last table is the mean. `layer` is a block, by
+    number or "middle"; by default the features are what the head reads. Features are cached on disk.
+
+    >>> found = vitrail.probe("vit_fashion", "fashion", shots=[10], examples=500, linear=False)  # print it
+    >>> [row.name for row in found.tables[0].rows]
+    ['vit_fashion', 'raw pixels', 'untrained']
+    """
+    start = perf_counter()
+    given_models = [models] if isinstance(models, str | Path | nn.Module | LoadedModel) else [*models]
+    check_settings(given_models, knn, shots, seeds, examples, batch)
+    check_val_share(val_share)
+    loaded = [open_model(each) for each in given_models]
+    sources, baselines, notes = make_sources(loaded, layer, pixels=pixels, untrained=untrained)
+    given_data = [] if data is None else [*data] if isinstance(data, list | tuple) else [data]
+    opened = open_probe_data(given_data, loaded, neighbours=knn, shots=shots, examples=examples, val_share=val_share)
+    notes += [note for each in opened for note in each.notes]
+    with ExitStack() as stack:
+        store = FeatureStore(
+            cache=get_feature_cache_folder(),
+            temporary=Path(stack.enter_context(TemporaryDirectory(prefix="vitrail-"))),
+            batch=batch,
+            workers=workers,
+            device=resolve_device(str(device), Ranks()),
+            strict=strict,
+        )
+        datasets = [part for each in opened for part in (each.bank, each.queries)]
+        files, passes = plan_passes(sources, datasets, store)
+        with track_progress(progress, sum(len(each.dataset) for each in passes), "computing features") as advance:
+            for each in passes:
+                run_pass(each, store, advance)
+        shown = False if callable(progress) else progress
+        tables, skipped = list[ProbeTable](), dict[str, None]()
+        with track_progress(shown, len(opened) * len(sources), "probing") as advance:
+            for number, each in enumerate(opened):
+                rows = list[ProbeRow]()
+                for place, source in enumerate(sources):
+                    bank = open_features(files[2 * number, place], each.bank)
+                    queries = open_features(files[2 * number + 1, place], each.queries)
+                    skipped.update(dict.fromkeys((*bank.unreadable.values(), *queries.unreadable.values())))
+                    rows.append(measure_row(source, baselines[place], each, bank, queries, seeds, linear))
+                    advance(1)
+                tables.append(
+                    ProbeTable(
+                        data=each.name,
+                        classes=len(each.classes),
+                        bank_images=len(each.bank),
+                        query_images=len(each.queries),
+                        rows=tuple(rows),
+                    )
+                )
+    return ProbeResult(
+        tables=tuple(tables),
+        layer=str(layer),
+        skipped=tuple(skipped),
+        notes=tuple(dict.fromkeys(notes)),
+        seconds=perf_counter() - start,
+    )
+
+
+def check_settings(
+    models: Sequence[GivenModel],
+    knn: Sequence[int] | None,
+    shots: Sequence[int] | None,
+    seeds: int,
+    examples: int | None,
+    batch: int,
+) -> None:
+    if not models:
+        raise ConfigError("no models were given; expected at least one: a run folder, a checkpoint or a name")
+    for name, values in (("knn", knn or ()), ("shots", shots or ()), ("seeds", [seeds]), ("batch", [batch])):
+        for value in values:
+            check_count(name, value)
+    if examples is not None:
+        check_count("examples", examples)
+
+
+def make_sources(
+    loaded: Sequence[LoadedModel], layer: str | int, *, pixels: bool, untrained: bool
+) -> tuple[list[FeatureSource], list[tuple[int, ...]], list[str]]:
+    """The sources of all rows, the baselines of each by index, and notes; models with equal baselines share them."""
+    names = shorten_paths([each.source for each in loaded], taken=("raw pixels", "untrained"))
+    notes = list[str]()
+    sources = [make_model_source(each, name, layer) for each, name in zip(loaded, names, strict=True)]
+    of_model: list[list[int]] = [[] for _ in loaded]
+    inputs = dict.fromkeys(each.preprocessing for each in loaded) if pixels else {}
+    for how in inputs:
+        name = "raw pixels" if len(inputs) == 1 else f"raw pixels {'×'.join(map(str, pair(how.image_size)))}"
+        if find_pixel_factor(how) > 1:
+            notes.append(f"{name}: averaged to at most {MAX_PIXEL_SIDE} pixels per side")
+        for mine, each in zip(of_model, loaded, strict=True):
+            if each.preprocessing == how:
+                mine.append(len(sources))
+        sources.append(make_pixel_source(how, name))
+    by_digest = dict[str, int]()
+    for mine, each, name in zip(of_model, loaded, names, strict=True):
+        shown = "untrained" if len(loaded) == 1 else f"untrained {name}"
+        found = make_untrained_source(each, shown, layer) if untrained else None
+        if found is not None:
+            if found.digest not in by_digest:
+                by_digest[found.digest] = len(sources)
+                sources.append(found)
+            mine.append(by_digest[found.digest])
+        elif untrained:
+            notes.append(f"{name}: its architecture cannot be built anew, so there is no untrained row")
+        if is_masked_autoencoder(each):
+            notes.append(
+                f"{name} is a masked autoencoder, whose k-NN is low by nature (published: 11 % where fine-tuning gives "
+                "81 %); judge it by fine-tuning"
+            )
+    return sources, [tuple(each) for each in of_model] + [()] * (len(sources) - len(loaded)), notes
+
+
+def is_masked_autoencoder(loaded: LoadedModel) -> bool:
+    """Whether the model was only pre-trained by MAE: by a run of this task, or from a checkpoint without a head."""
+    if loaded.run is not None:
+        recipe = try_read_plan(loaded.run.model.parent)[0].get("recipe")
+        task = recipe.get("task") if isinstance(recipe, dict) else None
+        return isinstance(task, dict) and task.get("name") == MAE
+    return loaded.checkpoint is not None and loaded.checkpoint.layout == MAE and not loaded.classes
+
+
+def measure_row(
+    source: FeatureSource,
+    baselines: tuple[int, ...],
+    data: ProbeData,
+    bank: StoredRows,
+    queries: StoredRows,
+    seeds: int,
+    linear: bool,
+) -> ProbeRow:
+    """All probes of the features of one source on one data set."""
+    labels, truth = bank.select_readable(data.bank_labels), queries.select_readable(data.query_labels)
+    asked = torch.from_numpy(np.array(queries.rows))
+    votes = (
+        classify_by_neighbours(bank.rows, torch.from_numpy(labels), asked, counts=data.neighbours)
+        if data.neighbours
+        else {}
+    )
+    shots = measure_few_shot(
+        bank.rows, labels, asked, truth, classes=len(data.classes), shots=data.shots, seeds=range(seeds)
+    )
+    fitted = fit_linear_probe(bank.rows, labels, classes=len(data.classes)) if linear else None
+    some = asked[np.linspace(0, len(asked) - 1, min(MAX_RANK_FEATURES, len(asked))).astype(np.int64)]
+    return ProbeRow(
+        name=source.name,
+        kind=source.kind,
+        width=bank.rows.shape[1],
+        knn={count: float((predicted.numpy() == truth).mean()) for count, predicted in votes.items()},
+        few_shot=shots,
+        linear=None if fitted is None else float((fitted.predict(asked) == truth).mean()),
+        weight_decay=None if fitted is None else fitted.weight_decay,
+        spread=float(feature_spread(some)),
+        effective_rank=effective_rank(some),
+        baselines=baselines,
+    )

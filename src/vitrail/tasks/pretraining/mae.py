@@ -1,0 +1,247 @@
+"""MAE (He 2021, arXiv 2111.06377): encode the visible patches, and predict the pixels of the others.
+
+B batch, E prefix tokens, n patches, K visible and M hidden ones, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.checkpoint.sources.mae import collect_decoder
+from vitrail.data.batch import Batch
+from vitrail.data.datasets import DatasetSubset
+from vitrail.data.loader import evaluation_batches
+from vitrail.distributed import Ranks
+from vitrail.errors import CheckpointError, ConfigError
+from vitrail.evaluation.representation import feature_spread
+from vitrail.figures import CaptionedFigure
+from vitrail.models.contract import ImageModel
+from vitrail.recipes.pretraining_settings import MaeSettings
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.request import Request
+from vitrail.recipes.schedule import Clock
+from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
+from vitrail.tasks.image_task import as_image_source, check_patches_can_be_dropped
+from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.pretraining.mae_decoder import MaeDecoder, draw_xavier_weights
+from vitrail.tasks.pretraining.patch_pixels import (
+    compute_patch_statistics,
+    join_patches,
+    normalise_patches,
+    split_into_patches,
+    take_patches,
+)
+from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining, build_pretraining
+from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
+from vitrail.tasks.pretraining.reconstruction import Reconstruction, make_reconstruction, make_reconstruction_figure
+from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
+
+RELATIVE_LOSS_METRIC = Metric(
+    name="relative_loss", label="loss relative to the mean patch", higher_is_better=False, quantity="relative loss"
+)
+FIGURE_IMAGES = 8
+AUTHORS_HEAD_WIDTH = 32  # of the decoder
+
+
+class MaskedAutoencoder(Pretraining):
+    """The backbone encodes a random part of the patches; a decoder, which is not saved with it, predicts the others."""
+
+    metrics = (LOSS_METRIC, RELATIVE_LOSS_METRIC, KNN_METRIC, SPREAD_METRIC, RANK_METRIC)
+    collapse_signs: ClassVar[tuple[CollapseSign, ...]] = (
+        SPREAD_SIGN,
+        CollapseSign(
+            metric="relative_loss",
+            above=0.999,
+            meaning="the predictions are no better than the mean patch",
+            remedy="change `lr`, use a lower `mask_ratio`, or a longer `warmup`",
+            windows=20,  # at first no model is better
+        ),
+    )
+
+    def __init__(self, backbone: ImageModel, settings: MaeSettings | None = None) -> None:
+        super().__init__()
+        self.backbone, self.settings = backbone, settings or MaeSettings()
+        self.patch, self.grid = backbone.levels[-1].stride, backbone.grid
+        self.patches = self.grid[0] * self.grid[1]
+        self.kept = int(self.patches * (1 - self.settings.mask_ratio))  # as in the authors' code
+        self.decoder = self.make_decoder(self.settings)
+
+    def make_decoder(self, settings: MaeSettings) -> MaeDecoder:
+        return MaeDecoder(
+            self.backbone.levels[-1].width,
+            self.grid,
+            self.patch[0] * self.patch[1] * self.backbone.config.channels,
+            prefix=self.backbone.prefix,
+            width=settings.decoder_width,
+            depth=settings.decoder_depth,
+            heads=settings.decoder_heads,
+        )
+
+    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
+        check_patches_can_be_dropped("MAE", self.backbone)
+        check_encoder(self.backbone)
+        if not 0 < self.kept < self.patches:
+            what, limits = ("hides none", "more than 0") if self.kept else ("keeps none", f"{1 - 1 / self.patches:.4g}")
+            expected = limits if self.kept else f"at most {limits}"
+            raise ConfigError(
+                f"`mask_ratio` is {self.settings.mask_ratio:g}, which {what} of {self.patches} patches; expected "
+                f"{expected}"
+            )
+        super().check(source, recipe, ranks)
+
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
+        images = self.normalise(batch["images"])
+        kept, hidden = self.draw_masks(batch.keys["images"], images.device)
+        tokens = self.encode(images, kept)
+        with torch.no_grad():
+            targets = self.make_targets(images, hidden)
+            together = self.ranks if self.training else Ranks()  # evaluations have batches of different sizes
+            baseline = compute_baseline(targets, together, centred=self.settings.normalize_pixels)
+            spread = feature_spread(tokens[:, self.backbone.prefix :].mean(1), together)
+        loss = F.mse_loss(self.decoder(tokens, kept, hidden).float(), targets)  # every image has as many hidden patches
+        return loss, {"relative_loss": loss.detach() / baseline, "baseline_loss": baseline, "spread": spread}
+
+    def draw_masks(self, keys: NDArray[np.uint64], device: torch.device) -> tuple[Tensor, Tensor]:
+        """The indices of the visible and of the hidden patches: (B, K), (B, M)."""
+        kept, hidden = split_by_noise(draw_noise(keys, self.patches), self.kept)
+        return kept.to(device), hidden.to(device)
+
+    def encode(self, images: Tensor, kept: Tensor) -> Tensor:
+        """The tokens of the visible patches after the final norm, prefix first: (B, E + K, D)."""
+        x, grid = self.backbone.embed(images, kept=kept)
+        return self.backbone.get_submodule(self.backbone.final_norm)(self.backbone.run(x, grid))
+
+    def make_targets(self, images: Tensor, hidden: Tensor) -> Tensor:
+        """The pixels of the hidden patches: (B, M, P·Q·C)."""
+        pixels = take_patches(split_into_patches(images, self.patch), hidden)
+        return normalise_patches(pixels) if self.settings.normalize_pixels else pixels
+
+    def evaluate(self, source: Source, clock: Clock, **options: Any) -> MeanMetrics:
+        found = super().evaluate(source, clock, **options)
+        ratio = found.metrics["loss"] / found.metrics["baseline_loss"]  # not the mean of the ratios
+        return replace(found, metrics={**found.metrics, "relative_loss": ratio})
+
+    def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
+        """Load the decoder of a file of the authors or of transformers, with the width and depth that it has there."""
+        found = collect_decoder(tensors)
+        if not found:
+            return ""
+        blocks = {name.split(".")[1] for name in found if name.startswith("decoder_blocks.")}
+        width, depth = len(found["decoder_embed.weight"]), len(blocks)
+        heads = self.settings.decoder_heads  # a file does not say; those of the authors are 32 wide
+        if width != self.settings.decoder_width and width % AUTHORS_HEAD_WIDTH == 0:
+            heads = width // AUTHORS_HEAD_WIDTH
+        self.settings = replace(self.settings, decoder_width=width, decoder_depth=depth, decoder_heads=heads)
+        self.decoder = self.make_decoder(self.settings)
+        own = self.decoder.state_dict()
+        table = found.pop("decoder_pos_embed", own["mask_token"])
+        fits = table.shape == own["decoder_pos_embed"].shape
+        found["decoder_pos_embed"] = table if fits else own["decoder_pos_embed"]  # fixed: another grid has its own
+        for name in sorted({*own, *found}):
+            given, expected = (tuple(each[name].shape) if name in each else "missing" for each in (found, own))
+            if given != expected:
+                raise CheckpointError(
+                    f"{name} of the decoder is {given}; expected {expected} for this model: use one of the same patch "
+                    "size, channels and width as in the file, or a file without a decoder"
+                )
+        self.decoder.load_state_dict({name: tensor.float() for name, tensor in found.items()})
+        return f"the decoder, {depth} blocks of width {width} with {heads} heads"
+
+    def compile_backbone(self) -> None:
+        for module in self.list_compiled_modules():
+            module.compile()
+
+    def restore_eager(self) -> None:
+        for module in self.list_compiled_modules():
+            module._compiled_call_impl = None  # torch has no public way
+
+    def list_compiled_modules(self) -> list[nn.Module]:
+        """The blocks: the backbone itself is not called."""
+        return [*self.backbone.blocks, *self.decoder.decoder_blocks]
+
+    @torch.no_grad()
+    def reconstruct(self, images: Tensor, keys: NDArray[np.uint64] | None = None) -> Reconstruction:
+        """Predict the hidden patches of images, uint8 (B, C, H, W); masks are drawn by the keys, by default 0, 1, …
+
+        Predicted pixels that are normalized per patch get the mean and variance of the patch in the image.
+        """
+        assert self.preprocessing is not None, "called before `setup`"
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        inputs = self.normalise(images)
+        keys = np.arange(len(images), dtype=np.uint64) if keys is None else keys
+        kept, hidden = self.draw_masks(keys, inputs.device)
+        predicted = self.decoder(self.encode(inputs, kept), kept, hidden).float()
+        for module, mode in modes:
+            module.training = mode
+        pixels = split_into_patches(inputs, self.patch)
+        if self.settings.normalize_pixels:
+            mean, std = compute_patch_statistics(take_patches(pixels, hidden))
+            predicted = predicted * std + mean
+        pasted = pixels.scatter(1, hidden[..., None].expand_as(predicted), predicted)
+        masks = torch.zeros_like(pixels).scatter(1, hidden[..., None].expand_as(predicted), 1.0)
+        pasted, masks = (join_patches(each, self.patch, self.grid) for each in (pasted, masks))
+        return make_reconstruction(inputs, pasted, masks[:, 0] > 0, self.preprocessing)
+
+    def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
+        images = as_image_source(source, self)
+        dataset = images.data.val or images.train_images
+        places = np.linspace(0, len(dataset) - 1, min(FIGURE_IMAGES, len(dataset))).astype(np.int64)
+        batch = next(iter(evaluation_batches(DatasetSubset(dataset, places), images.preprocessing)))
+        if not batch.size:
+            return []
+        what = ", with the mean and variance of each patch in the image" if self.settings.normalize_pixels else ""
+        caption = (
+            f"Images, their {self.kept} visible patches of {self.patches}, the predicted pixels of the others{what}, "
+            "and the absolute error, from black to its largest value."
+        )
+        return [make_reconstruction_figure(self.reconstruct(batch["images"].to(device)), caption)]
+
+
+def check_encoder(model: ImageModel) -> None:
+    """The decoder reads tokens after the final norm; layers that only pool tokens would not be trained."""
+    if isinstance(model.get_submodule(model.final_norm), nn.Identity):
+        raise ConfigError(
+            "MAE reads the tokens after the final norm, and this model has none before it pools them (pool "
+            "'mean_norm'); use `pool` mean or class; fine-tuning can change it"
+        )
+    if model.attention_pool:
+        raise ConfigError("MAE does not train the layers of pool 'map'; use `pool` mean or class")
+
+
+def compute_baseline(targets: Tensor, ranks: Ranks, *, centred: bool) -> Tensor:
+    """The loss of the best constant prediction, the mean patch of all processes, which is 0 if patches are `centred`.
+
+    With normalized pixels it is (n − 1)/n for patches of n numbers, less if some are uniform.
+    """
+    mean = targets.new_zeros(()) if centred else ranks.all_reduce_sum(targets.mean((0, 1))) / ranks.world_size
+    return ranks.all_reduce_sum((targets - mean).square().mean()) / ranks.world_size
+
+
+def build_mae(request: Request, context: BuildContext) -> TaskSetup:
+    settings = parse_task_settings(TASK, request.recipe)
+
+    def make_task(model: ImageModel) -> MaskedAutoencoder:
+        if request.init is None:
+            draw_authors_weights(model)
+        return MaskedAutoencoder(model, settings)
+
+    return build_pretraining(request, context, make_task)
+
+
+@torch.no_grad()
+def draw_authors_weights(model: ImageModel) -> None:
+    """Initialize a new backbone as the authors do; norms, positions and other tokens stay as they are."""
+    draw_xavier_weights(model)
+    token = dict(model.named_parameters()).get("cls_token")
+    if token is not None:
+        nn.init.normal_(token, std=0.02)
+
+
+TASK = TaskKind(name="mae", settings=MaeSettings, build=build_mae, needs_classes=False)
