@@ -56,7 +56,7 @@ def convert(
     Parameters
     ----------
     checkpoint
-        A file, a folder, a name that `vitrail models` lists, or hf-hub:OWNER/NAME[@REVISION].
+        A file, a folder, a run, a name that `vitrail models` lists, or hf-hub:OWNER/NAME[@REVISION].
     out
         A folder for vitrail, hf or timm; .npz for google; .pth or .safetensors for the others and for timm.
     to
@@ -83,12 +83,14 @@ def convert(
     import torch
 
     from vitrail.checkpoint import read, write
+    from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.cli import name_options
     from vitrail.loading import choose_preprocessing, refuse_load_arguments_as_fields
 
     refuse_load_arguments_as_fields(given)
     dtypes = {None: None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    found = read(checkpoint, source=source, policy=policy, dtype=dtypes[dtype], **given)
+    run = find_finished_run(Path(checkpoint))
+    found = read(checkpoint if run is None else run.model, source=source, policy=policy, dtype=dtypes[dtype], **given)
     about = found.description
     if how:
         about = replace(about, preprocessing=choose_preprocessing(found.model, about.preprocessing, how))
