@@ -10,6 +10,7 @@ from support.toy_task import make_backbone
 import vitrail
 from vitrail.recipes.pretraining_settings import (
     AimSettings,
+    ByolSettings,
     DinoSettings,
     EsvitSettings,
     IgptSettings,
@@ -19,6 +20,7 @@ from vitrail.recipes.pretraining_settings import (
 )
 from vitrail.recipes.schedule import Schedule
 from vitrail.tasks.pretraining.aim import AutoregressiveImageModel
+from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.dino import Dino
 from vitrail.tasks.pretraining.esvit import Esvit
 from vitrail.tasks.pretraining.igpt import ImageGpt
@@ -36,6 +38,7 @@ class PretrainingCase:
     make_task: Callable[[Any], Task]  # of a backbone
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     exact_accumulation: bool = True  # otherwise it must be refused
+    lr: float = 0.05  # of SGD, to compare one process with two; lower with batch norm, where rounding errors grow
 
     def make(self, **noise: Any) -> Task:
         return self.make_task(make_backbone(**{**self.fields, **noise}))
@@ -65,7 +68,17 @@ MAE_SETTINGS = MaeSettings(mask_ratio=0.5, decoder_width=8, decoder_depth=2, dec
 # layer norm amplifies rounding errors of a mask token with learned positions, which both start near 0
 LARGE_POSITIONS = {"positions": "sincos_2d"}
 
+STABLE_VIEWS: dict[str, Any] = {"area": (0.9, 1.0), "jitter": 0, "grey": 0, "blur": 0}
+NO_CLASS_TOKEN = {"class_token": False, "pool": "mean"}  # it starts near 0, so its gradients are large
+BYOL_SETTINGS = ByolSettings(**STABLE_VIEWS, projector_width=64, projection_width=32)
+
 CASES: dict[str, PretrainingCase] = {
+    "byol": PretrainingCase(
+        make_task=lambda backbone: Byol(backbone, BYOL_SETTINGS),
+        fields=NO_CLASS_TOKEN,
+        exact_accumulation=False,
+        lr=5e-3,
+    ),
     "aim": PretrainingCase(
         make_task=lambda backbone: AutoregressiveImageModel(backbone, AIM),
         fields={"class_token": False, "pool": "mean"},
@@ -81,10 +94,10 @@ CASES: dict[str, PretrainingCase] = {
     "mae": PretrainingCase(make_task=lambda backbone: MaskedAutoencoder(backbone, MAE_SETTINGS)),
     "mpp": PretrainingCase(make_task=Mpp, fields=LARGE_POSITIONS),
     "simclr": PretrainingCase(
-        make_task=lambda model: SimClr(  # a high temperature: with batch norm, rounding errors grow quickly
-            model, SimClrSettings(area=(0.7, 1.0), jitter=0, grey=0, blur=0, loss_temperature=3.0)
-        ),
+        make_task=lambda backbone: SimClr(backbone, SimClrSettings(**STABLE_VIEWS, loss_temperature=1.0)),
+        fields=NO_CLASS_TOKEN,
         exact_accumulation=False,
+        lr=5e-3,
     ),
     "simmim": PretrainingCase(
         make_task=lambda backbone: SimMim(backbone, SimMimSettings(mask_size=4)), fields=LARGE_POSITIONS

@@ -77,7 +77,7 @@ def probe(
         check_minimum(name, value, minimum)
     if examples is not None:
         check_minimum("--examples", examples, 1)
-    how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
+    how, given, place = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields), parse_layer(layer)
 
     from vitrail.evaluation.probes.probe import probe as probe_models
     from vitrail.evaluation.probes.probe_plots import PROBE_FILES, write_probe
@@ -93,7 +93,7 @@ def probe(
         seeds=seeds,
         linear=linear,
         examples=examples,
-        layer=parse_layer(layer),
+        layer=place,
         pixels=pixels,
         untrained=untrained,
         val_share=val_share,

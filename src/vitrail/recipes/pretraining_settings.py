@@ -96,6 +96,10 @@ class SimClrSettings(TwoViewSettings):
 class ByolSettings(TwoViewSettings):
     """BYOL (Grill 2020): predict a momentum teacher's projection of the other view."""
 
+    blur: float = field_with_help(
+        1.0, "Probability of a blurred view, relative to the paper's: 1 of the first view, 0.1 of the second.", SHARE
+    )
+    solarize: float = field_with_help(0.2, "Probability that the second view is solarized.", SHARE)
     projector_width: int = field_with_help(4096, "Width of the hidden layer of projector and predictor.")
     projection_width: int = field_with_help(256, "Width of their output.")
     teacher_momentum: Schedule = field_with_help(  # noqa: RUF009  # immutable

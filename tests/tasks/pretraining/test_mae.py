@@ -34,6 +34,7 @@ from vitrail.tasks.pretraining.mae_decoder import make_position_table
 from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches
 from vitrail.tasks.pretraining.random_masks import draw_mask, draw_noise, split_by_noise
 from vitrail.tasks.task import BuildContext, check_task
+from vitrail.train.fit import fit
 
 CLOCK = Clock(step=0, steps=10, steps_per_epoch=5)
 SETTINGS = MaeSettings(mask_ratio=0.75, decoder_width=16, decoder_depth=2, decoder_heads=4)
@@ -269,3 +270,43 @@ def test_encoder_of_a_scratch_run_is_written_for_the_authors_code(tmp_path: Path
     images = torch.randn(2, 3, 16, 16)
     back = read(tmp_path / "encoder.pth", heads=3, classes=0).model
     assert torch.equal(back(images), model(images))
+
+
+def test_run_is_continued_with_its_decoder_and_has_a_figure(tmp_path: Path) -> None:
+    """Through the loop and the folder of a run: reconstructions, and a new task that starts from it."""
+    task = make_task()
+    data = make_data()
+    recipe = replace(RECIPE, loop=replace(RECIPE.loop, epochs=1))
+    result = fit(task, data, recipe, run=tmp_path / "run", device="cpu")
+    vitrail.save(result.model, tmp_path / "run" / "model", preprocessing=task.preprocessing)
+    found, lines = build_from(tmp_path / "run", decoder_width=16, decoder_heads=4)
+    assert [each for each in lines if "the decoder, 2 blocks of width 16" in each]
+    for name, tensor in task.state_dict().items():
+        assert torch.equal(tensor, found.state_dict()[name]), name
+
+    source = open_image_source(task, data, recipe, task.preprocessing)
+    (figure,) = task.draw_figures(source, torch.device("cpu"))
+    assert "4 visible patches of 16" in figure.caption
+    assert figure.to_png().startswith(b"\x89PNG")
+    images, masked, predicted = (figure.arrays[name] for name in ("images", "masked", "predicted"))
+    assert images.shape == (8, 16, 16, 3)
+    visible = (masked == images).all(-1)
+    assert visible.mean() == pytest.approx(0.25, abs=0.01)
+    assert (predicted == images)[visible].all()
+    assert not (predicted == images)[~visible].all()
+
+
+def test_perfect_prediction_reconstructs_the_image() -> None:
+    """Predicted pixels that are normalized per patch are put back to the patch's mean and variance."""
+    task = make_task()
+    images = make_batch()["images"]
+
+    class Oracle(nn.Module):
+        def forward(self, _tokens: Tensor, _kept: Tensor, hidden: Tensor) -> Tensor:
+            return task.make_targets(task.normalise(images), hidden)
+
+    task.decoder = Oracle()  # pyright: ignore[reportAttributeAccessIssue]
+    found = task.reconstruct(images)
+    np.testing.assert_allclose(found.predicted, images.permute(0, 2, 3, 1).numpy() / 255, atol=1e-5)
+    assert found.hidden.mean() == 0.75
+    assert found.errors.max() < 1e-5

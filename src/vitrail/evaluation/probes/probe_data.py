@@ -1,7 +1,7 @@
 """The images of a probe: a training part, which is the bank, and a part that the probes are measured on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,12 +60,19 @@ def open_probe_data(
 
 def open_splits(given: GivenData, models: Sequence[LoadedModel], val_share: float) -> DatasetSplits:
     """The data of a run is split as in its training; other data without a validation part by `val_share` and seed 0."""
-    if isinstance(given, str | Path):
-        runs = [each.run for each in models if each.run is not None]
-        own = next((run for run in runs if is_same_data_path(run.data, str(given))), None)
-        if own is not None:
-            return open_data(str(given), seed=own.seed, val_share=own.val_share)
-    return open_data(given, val_share=val_share)
+    runs = [(each.source, each.run) for each in models if each.run is not None]
+    own = [
+        (name, run) for name, run in runs if isinstance(given, str | Path) and is_same_data_path(run.data, str(given))
+    ]
+    if not own:
+        return open_data(given, val_share=val_share)
+    seed, share = own[0][1].seed, own[0][1].val_share
+    splits = open_data(given, seed=seed, val_share=share)
+    others = [name for name, run in own if (run.seed, run.val_share) != (seed, share)]
+    if others and open_data(given, val_share=1.0).train is None:  # no validation part that all runs held out
+        note = f"{', '.join(others)}: held out other images, and was trained on some of these"
+        return replace(splits, notes=(*splits.notes, note))
+    return splits
 
 
 def prepare_data(

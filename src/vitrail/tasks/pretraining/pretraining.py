@@ -140,10 +140,12 @@ def build_pretraining(request: Request, context: BuildContext, make_task: Callab
 
 
 def read_part_tensors(init: str) -> dict[str, Tensor]:
-    """The tensors of a file by the names that they have in it; of a run, those of the task in its last checkpoint."""
+    """The tensors of a file by the names that they have in it; of a run, those of its task but the backbone."""
     path = locate_or_download_checkpoint(init)
     if not is_run_folder(path):
         return read_raw_contents(path).tensors
     checkpoints = sorted((path / CHECKPOINTS_FOLDER).glob("step-*.safetensors"))
     state = read_raw_contents(checkpoints[-1]).tensors if checkpoints else {}
-    return {name.removeprefix("model/"): tensor for name, tensor in state.items() if name.startswith("model/")}
+    averaged = any(name.startswith("average/") for name in state)  # with `ema`, as the model of the run
+    prefix = "average/task." if averaged else "model/task."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

@@ -4,32 +4,44 @@ B batch, V crops of an image, of which the first 2 are global, D width, K protot
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.augment.view_config import ViewAugmentation
 from vitrail.data.batch import Batch
+from vitrail.data.datasets import DatasetSubset
+from vitrail.data.loader import evaluation_batches
 from vitrail.data.views import View
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
+from vitrail.figures import CaptionedFigure
 from vitrail.models.checks import pair
 from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
+from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.pretraining.centre import Centre
+from vitrail.tasks.pretraining.dino_files import describe_parts, rename_tensors, select_fitting_tensors
 from vitrail.tasks.pretraining.momentum_teacher import MomentumTeacher
 from vitrail.tasks.pretraining.pretraining import Pretraining
+from vitrail.tasks.pretraining.prototype_figures import (
+    compute_class_attention,
+    make_attention_figure,
+    make_usage_figure,
+)
 from vitrail.tasks.pretraining.prototype_head import PrototypeHead
 from vitrail.tasks.pretraining.representation import feature_spread
 from vitrail.tasks.task import MeanMetrics, Source
 
 GLOBAL_CROPS = 2
+FIGURE_IMAGES = 6
 MIN_BLUR_KERNEL = 13  # pixels: three times the largest sigma to each side
 UNIFORM_SIGN = CollapseSign(
     metric="teacher_entropy",
@@ -70,7 +82,7 @@ class SelfDistillation(Pretraining):
         return {"backbone": self.backbone, **self.heads}
 
     @property
-    def result(self) -> nn.Module:
+    def result(self) -> Any:
         return self.teacher["backbone"]
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
@@ -135,6 +147,24 @@ class SelfDistillation(Pretraining):
         for centre in self.centres.values():
             centre.update()
         self.teacher.follow(self.student, self.settings.teacher_momentum.at(clock))
+
+    def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
+        given, expected = rename_tensors(tensors), self.state_dict()
+        loaded = select_fitting_tensors(given, expected)
+        if loaded:
+            self.load_state_dict(loaded, strict=False)
+        return describe_parts(loaded, expected) if loaded else ""
+
+    def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
+        found = [make_usage_figure(self.usage)] if self.usage.any() else []
+        images = as_image_source(source, self)
+        dataset = images.data.val or images.train_images
+        places = np.linspace(0, len(dataset) - 1, min(FIGURE_IMAGES, len(dataset))).astype(np.int64)
+        pixels = next(iter(evaluation_batches(DatasetSubset(dataset, places), images.preprocessing)))["images"]
+        maps = compute_class_attention(self.eval().result, self.normalise(pixels.to(device))) if len(pixels) else None
+        if maps is not None:
+            found.append(make_attention_figure(pixels.permute(0, 2, 3, 1).numpy(), maps.float().cpu().numpy()))
+        return found
 
     def compile_backbone(self) -> None:
         super().compile_backbone()
