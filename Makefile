@@ -65,6 +65,7 @@ bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looki
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/throughput.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/deit_variants.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/distillation.py
+	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/pretraining.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/inspection.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only engines,variants
 	PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only accuracy,cold,folder,merging

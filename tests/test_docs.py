@@ -34,7 +34,15 @@ from vitrail.export.description import ExportDescription
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SLOW_EXAMPLES = ("bench", "report", "look", "distill", "ablate", "study")  # the pages run these commands by default
+SLOW_EXAMPLES = (
+    "bench",
+    "report",
+    "look",
+    "distill",
+    "pretrain",
+    "ablate",
+    "study",
+)  # the pages run these commands by default
 SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")
 
 

@@ -18,9 +18,9 @@ def test_bash_loads_the_script_and_completes(vitrail_: Callable[..., Any]) -> No
         "complete -p vitrail >&2\n"
         'run() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}; COMPREPLY=()\n'
         '"$(complete -p vitrail | sed "s/.*-F \\([^ ]*\\) .*/\\1/")"; echo "${COMPREPLY[@]}"; }\n'
-        "run vitrail insp; run vitrail train --lea; run vitrail train --optimizer m"
+        "run vitrail insp; run vitrail train --lea; run vitrail train --optimizer m\n"
     )
-    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash"], input=f"{script}\n{ask}", capture_output=True, text=True, check=True)
     assert "vitrail" in done.stderr
     assert done.stdout.split("\n")[0] == "inspect-checkpoint"
 

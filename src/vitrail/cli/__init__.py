@@ -1,6 +1,7 @@
 """The command line: a table of commands, one file each. Nothing heavy is imported before a command runs.
 
-A name of two words is a command in a group: `vitrail study cost` is the function `cost` in study_cost.py.
+A name of two words is a command in a group: `vitrail study cost` is the function `cost` in study_cost.py, and
+`vitrail pretrain mae` is made by pretrain.py from the settings of that task.
 """
 
 import errno
@@ -15,15 +16,16 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, Group
 
 from vitrail import __version__
-from vitrail.cli.options.groups import COMMON
+from vitrail.cli.options.groups import COMMON, TASKS
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
 from vitrail.cli.usage_errors import check_command, describe_usage_error
 from vitrail.errors import VitrailError, VitrailWarning, describe_error
 from vitrail.machine import bound_spinning
 from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
+from vitrail.tasks import PRETRAINING_TASKS
 
 COMMAND_GROUPS = {  # headings of `vitrail --help`
-    "Train": ("train", "distill", "runs"),
+    "Train": ("train", "distill", "pretrain", *(f"pretrain {task}" for task in PRETRAINING_TASKS), "runs"),
     "Evaluate": ("eval", "probe", "compare", "bench"),
     "Predict and ship": ("predict", "embed", "export"),
     "Look inside": ("explain", "look", "report"),
@@ -37,7 +39,7 @@ TOP_HELP = """Train, explain and ship Vision Transformers.
 Start with vitrail predict cct_cifar10 example:cat, or vitrail train (a minute).
 Every command has examples: vitrail COMMAND --help."""
 GROUP_HELP = {"study": "Run an experiment about architectures and compare it with a paper."}
-LONG_RUNNING_COMMANDS = ("train", "distill", "ablate", "study")  # they continue if nobody reads their output
+LONG_RUNNING_COMMANDS = ("train", "distill", "pretrain", "ablate", "study")  # they continue without a reader
 OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # not needed to predict with an exported model
 # of fields whose option has another name; `task` is set in a recipe only
 OPTION_NAMES = {"fields": "--set", "out": "-o", "source": "--from", "task": "task"}
@@ -61,9 +63,13 @@ def build_app(names: Sequence[str] = COMMANDS) -> App:
         for place, name in enumerate(members):
             parent, _, child = name.partition(" ")
             if child and name in names and parent not in table:
-                table.command(App(name=parent, help=GROUP_HELP[parent], group=group, sort_key=place))
+                if parent in COMMANDS:
+                    table.command(load_command(parent), name=parent, group=group, sort_key=place)
+                else:
+                    table.command(App(name=parent, help=GROUP_HELP[parent], group=group, sort_key=place))
             if child and name in names:
-                table[parent].command(load_command(name), name=child, sort_key=place)
+                tasks = {"group": TASKS} if parent == "pretrain" else {}
+                table[parent].command(load_command(name), name=child, sort_key=place, **tasks)
             elif name in names:
                 table.command(load_command(name), name=name, group=group, sort_key=place)
     return table
@@ -71,6 +77,8 @@ def build_app(names: Sequence[str] = COMMANDS) -> App:
 
 def load_command(name: str) -> Callable[..., None]:
     """The function of a command in its file; its docstring is the help."""
+    if name.startswith("pretrain "):
+        return import_module("vitrail.cli.pretrain").make_task_command(name.split()[1])
     file = name.replace("-", "_").replace(" ", "_")
     word = name.replace("-", "_").split()[-1]
     return reflow_docstring(getattr(import_module(f"vitrail.cli.{file}"), word))  # imported when it is needed

@@ -5,9 +5,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.options.groups import DISTILLATION
-from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
-from vitrail.cli.options.train_flags import RunFlags, TeacherCache, TeacherModel
-from vitrail.cli.train import start_or_resume
+from vitrail.cli.options.recipe_flags import DistillRecipeFlags
+from vitrail.cli.options.train_flags import DEFAULT_STUDENT, RunFlags, TeacherCache, TeacherModel
+from vitrail.cli.train import TrainingCommand, start_or_resume
 
 
 def distill(
@@ -40,11 +40,6 @@ def distill(
     teacher_fields
         Set a config field that the teacher's file does not specify: heads=3. May be repeated.
     """
-    start_or_resume(
-        flags or RunFlags(),
-        collect_given_flags(settings),
-        distilling=True,
-        teacher=teacher,
-        teacher_fields=teacher_fields,
-        teacher_cache=teacher_cache,
-    )
+    command = TrainingCommand(model=DEFAULT_STUDENT, needs_teacher=True)
+    given = {"teacher": teacher, "teacher_set": teacher_fields, "teacher_cache": teacher_cache}
+    start_or_resume(command, flags, settings, **given)

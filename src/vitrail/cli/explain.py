@@ -8,12 +8,15 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.inspection_inputs import open_explainer
+from vitrail.cli.options.inspection_inputs import open_explainer, open_inspected_model
 from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.output.messages import print_error, print_note
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.usage_errors import check_arguments
+from vitrail.errors import ConfigError
 from vitrail.output_streams import get_binary_buffer
+
+Method = Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms", "pca", "neighbours"]
 
 
 def explain(
@@ -21,12 +24,17 @@ def explain(
     /,
     *images: Images,
     out: flags.Out = Path("explained"),
-    method: Literal["rollout", "grad-rollout", "attention", "pool", "norms"] | None = None,
+    method: Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms", "pca", "neighbours"]
+    | None = None,
     layer: str = "-1",
     head: str = "mean",
     token: Annotated[str, Parameter(name=("--from", "--token"))] = "head",
     of_class: Annotated[str | None, Parameter(name="--class")] = None,
     discard: float = 0.0,
+    mass: float | None = None,
+    foreground: Annotated[bool, Parameter(negative=())] = False,
+    data: str | None = None,
+    k: int | None = None,
     check: Annotated[bool, Parameter(negative=())] = False,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
@@ -41,8 +49,11 @@ def explain(
 
     The photo stays bright where the model attends and is darkened elsewhere. grad-rollout follows the attention
     through all layers and keeps what contributes to a class; rollout keeps all; attention shows a layer and its
-    heads; pool shows the weights of attention pooling; norms shows token norms, which reveal artefacts in models
-    without registers. An image that cannot be read is reported and skipped; the exit code is then 2.
+    heads, and heads all heads of a layer with their mean; pool shows the weights of attention pooling; norms shows
+    token norms, which reveal artefacts in models without registers. pca colours the patches of all images by the
+    principal components of their features, so that similar parts have the same colour; neighbours shows the most
+    similar images of --data. Both take any model, also without attention. An image that cannot be read is reported
+    and skipped; the exit code is then 2.
 
     Examples::
 
@@ -50,14 +61,16 @@ def explain(
         vitrail explain cct_cifar10 example:cat --class dog --check -o checked
         vitrail explain cct_cifar10 example:cat --method attention --layer all --head all -o maps --svg
         vitrail explain vit_fashion photos -o explained_photos --json
+        vitrail explain cct_cifar10 example:cat example:rocket --method pca -o together
+        vitrail explain vit_fashion example:coffee --method neighbours --data fashion -o similar
 
     Parameters
     ----------
     out
         Folder for PHOTO.METHOD.png.
     method
-        What is drawn. [default: grad-rollout; rollout with --head or --discard, or for a model without classes;
-        norms if there are no maps (Linformer)]
+        What is drawn. [default: grad-rollout; rollout with --head or --discard, heads with --mass; rollout, heads and pca for a model
+        without classes; norms if there are no maps (Linformer)]
     layer
         Layer from 0, -1 for the last, or all; a rollout goes up to it.
     head
@@ -68,33 +81,85 @@ def explain(
         The class to explain, by number or name. [default: the top class]
     discard
         Share of the smallest entries in each row of a rollout's attention to treat as noise: 0.9, for example.
+    mass
+        For heads: show the patches that hold this share of each head's attention: 0.6, for example.
+    foreground
+        For pca: leave out the background, found by the first component; for images of one kind of object.
+    data
+        For neighbours: folder of images, any data that `vitrail eval` takes, or a .npy or .parquet file that
+        `vitrail embed` wrote with this model. [default: the data of the training]
+    k
+        For neighbours: number of images to show. [default: 5]
     check
         Print the probability of the class without the 30 % most and the 30 % least attended patches.
     """
     check_arguments("explain", checkpoint, images)
 
-    from vitrail.inspection.explain_files import explain_arguments
-    from vitrail.inspection.explain_options import ExplainOptions, default_method
+    check_combination(method, "pca", {"--foreground": foreground})
+    check_combination(method, "neighbours", {"--data": data is not None, "--k": k is not None})
+    of_maps = {
+        "--layer": layer != "-1",
+        "--head": head != "mean",
+        "--from": token != "head",
+        "--class": of_class is not None,
+        "--discard": discard != 0,
+        "--mass": mass is not None,
+        "--check": check,
+    }
+    writing: dict[str, Any] = {
+        "stdin": get_binary_buffer(sys.stdin),
+        "suffixes": (".png", ".svg") if svg else (".png",),
+        "arrays": arrays,
+        "overwrite": overwrite,
+        "on_explained": ignore if as_json else print,
+        "on_error": print_error,
+    }
+    if method in ("pca", "neighbours"):
+        if unused := [name for name, is_given in of_maps.items() if is_given]:
+            raise ConfigError(f"{unused[0]} cannot be combined with --method {method}; leave it out")
 
-    explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
-    asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class}
-    chosen = default_method(explainer.model, explainer.layers, head=head, discard=discard)
-    options = explainer.resolve_options(ExplainOptions(method=method or chosen, token=token, discard=discard, **asked))
-    result = explain_arguments(
-        explainer,
-        images,
-        options,
-        out,
-        stdin=get_binary_buffer(sys.stdin),
-        suffixes=(".png", ".svg") if svg else (".png",),
-        arrays=arrays,
-        check=check,
-        overwrite=overwrite,
-        on_explained=(lambda _: None) if as_json else print,
-        on_note=print_note,
-        on_error=print_error,
-        progress=progress_bar,
-    )
+        from vitrail.inspection.explain_together import explain_by_components, explain_by_neighbours
+
+        loaded = open_inspected_model(checkpoint, fields, preprocessing, device, labels)
+        if method == "pca":
+            result = explain_by_components(loaded, images, out, foreground=foreground, **writing)
+        else:
+            wanted = 5 if k is None else k
+            result = explain_by_neighbours(
+                loaded, images, data, out, k=wanted, on_note=print_note, progress=progress_bar, **writing
+            )
+    else:
+        from vitrail.inspection.explain_files import explain_arguments
+        from vitrail.inspection.explain_options import ExplainOptions, default_method, default_methods
+
+        explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
+        by_default = method is None and not any(of_maps.values())
+        chosen = method or default_method(explainer.model, explainer.layers, head=head, discard=discard, mass=mass)
+        methods = default_methods(explainer.model, explainer.layers) if by_default else (chosen,)
+        asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class, "mass": mass}
+        options = [ExplainOptions(method=each, token=token, discard=discard, **asked) for each in methods]
+        result = explain_arguments(
+            explainer,
+            images,
+            [explainer.resolve_options(each) for each in options],
+            out,
+            with_components=by_default and not explainer.loaded.classes,
+            check=check,
+            on_note=print_note,
+            progress=progress_bar,
+            **writing,
+        )
     if as_json:
         print(json.dumps(result.report, indent=2))
     result.raise_if_failed()
+
+
+def ignore(_: object) -> None:
+    """Print nothing: JSON is printed at the end."""
+
+
+def check_combination(method: str | None, needed: str, options: dict[str, bool]) -> None:
+    """Refuse options of another method."""
+    for name, is_given in options.items():
+        if is_given and method != needed:
+            raise ConfigError(f"{name} needs --method {needed}")

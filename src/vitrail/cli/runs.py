@@ -21,7 +21,7 @@ def runs(
     Validation top-1 and loss are those of the last evaluation, best top-1 is the highest of all evaluations, and train
     loss is the loss on the training images. A distilled run also has the name of its teacher.
     If there are runs of other tasks, every row names its metric; its best value may be the lowest one.
-    A run is finished, stopped (killed, or still training), or damaged, with the reason.
+    A run is finished, stopped (killed, or still training), or damaged, with the reason. Some have collapsed.
 
     Examples::
 
@@ -42,9 +42,11 @@ def runs(
         refuse_existing_outputs([out], overwrite=overwrite)
     found = read_run_summaries(folder)
     if out is not None:
-        from vitrail.train.plots import plot_training_curves
+        from vitrail.train.plots import choose_metrics, plot_training_curves
 
-        plot_training_curves({run.name: run.records for run in found}, out, [run.task.metric for run in found])
+        shown = [choose_metrics(run.task.metrics, run.records) for run in found]
+        metrics, others = ([each for run in shown for each in run[place]] for place in (0, 1))
+        plot_training_curves({run.name: run.records for run in found}, out, metrics, others)
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=2))
         return

@@ -1,15 +1,16 @@
 """vitrail train: train a model on your data."""
 
-from pathlib import Path
+from dataclasses import dataclass
 from time import monotonic
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
-from vitrail.cli.options.train_flags import DEFAULT_STUDENT, RunFlags
+from vitrail.cli.options.train_flags import RunFlags
 from vitrail.cli.options.values import parse_fields
 from vitrail.errors import ConfigError
+from vitrail.recipes.recipe import Recipe, open_recipe
 
 
 def train(
@@ -31,36 +32,63 @@ def train(
         vitrail train --data photos --model ViT-Ti/16 --image-size 32 --batch 4 --minutes 0.1
         vitrail train --data photos --init vit_fashion --batch 4 --dry-run
         vitrail train --resume runs/demo
+        vitrail train --resume runs/demo --epochs 2                 # extend a finished run
     """
-    start_or_resume(flags or RunFlags(), collect_given_flags(settings))
+    start_or_resume(TrainingCommand(), flags, settings)
 
 
-def start_or_resume(
-    flags: RunFlags,
-    changes: dict[str, Any],
-    *,
-    distilling: bool = False,
-    teacher: str | None = None,
-    teacher_fields: list[str] | None = None,
-    teacher_cache: Path | None = None,
-) -> None:
-    """Start a run, or resume one."""
-    start = monotonic()
+@dataclass(frozen=True, kw_only=True)
+class TrainingCommand:
+    """What `train`, `distill` and each task of `pretrain` do not share."""
+
+    task: str | None = None  # of `pretrain`, which the recipe must name too
+    recipe: str | None = None  # the default; None: the usual one for the data
+    model: str | None = None  # used if nothing names another
+    needs_teacher: bool = False
+
+    def resolve_recipe(self, flags: RunFlags, changes: dict[str, Any]) -> Recipe:
+        """The recipe of the command line, of the task of this command."""
+        name = flags.recipe or self.recipe
+        if self.task is not None and name is not None:
+            given = open_recipe(name).task.get("name", "classification")
+            if given != self.task:
+                raise ConfigError(
+                    f"--recipe {name} is for the task {given}; expected one for {self.task}: {self.task}-cpu, "
+                    f"{self.task}, or a file with task: {{name: {self.task}}}"
+                )
+        return flags.resolve_recipe(name, changes, self.model)
+
+
+def start_or_resume(command: TrainingCommand, flags: RunFlags | None, settings: object, **others: Any) -> None:
+    """Start a run, or resume one, and do what follows. `others` are options of the command for `make_request`."""
+    start, flags = monotonic(), flags or RunFlags()
     if flags.resume is not None:
-        given = {"teacher": teacher, "teacher_set": teacher_fields, "teacher_cache": teacher_cache}
-        flags.check_resume_alone({**changes, **given})
-        from vitrail.train.run import resume_run
-
-        resume_run(flags.resume, flags.make_runtime(), flags.trusted_code)
+        resume(flags, flags.check_resume_alone({**collect_given_flags(settings), **others}))
         return
-    recipe = flags.resolve_recipe(flags.recipe, changes, DEFAULT_STUDENT if distilling else None)
-    if distilling and recipe.distillation.distill == "none":
-        teacher = teacher_cache = None
-    elif distilling and teacher is None:
+    recipe = command.resolve_recipe(flags, collect_given_flags(settings, command.task))
+    if command.needs_teacher and recipe.distillation.distill == "none":
+        others["teacher"] = others["teacher_cache"] = None
+    elif command.needs_teacher and others["teacher"] is None:
         raise ConfigError("no --teacher; expected a trained model: a run folder, a checkpoint, or timm:NAME")
 
     from vitrail.train.run import start_run
 
-    known = parse_fields(teacher_fields) or None
-    request = flags.make_request(recipe, teacher=teacher, teacher_cache=teacher_cache, teacher_fields=known)
-    start_run(request, flags.out, flags.make_runtime(), start=start, dry_run=flags.dry_run)
+    if "teacher_set" in others:
+        others["teacher_fields"] = parse_fields(others.pop("teacher_set")) or None
+    request, runtime = flags.make_request(recipe, **others), flags.make_runtime()
+    folder = start_run(request, flags.out, runtime, start=start, dry_run=flags.dry_run)
+    if folder is not None and request.then is not None:
+        from vitrail.study.follow_up import run_follow_up
+
+        run_follow_up(folder, runtime, trained=True)
+
+
+def resume(flags: RunFlags, length: dict[str, Any]) -> None:
+    """Continue a run, with a new length or its own, and do what follows."""
+    from vitrail.study.follow_up import run_follow_up
+    from vitrail.train.run import resume_run
+
+    assert flags.resume is not None
+    runtime = flags.make_runtime()
+    trained = resume_run(flags.resume, runtime, flags.trusted_code, **length)
+    run_follow_up(flags.resume, runtime, trained=trained)

@@ -69,9 +69,13 @@ def describe_unknown_option(given: str, known: Iterable[str], command: str) -> s
 
 def check_command(words: list[str], commands: Iterable[str]) -> None:
     """Refuse an unknown command before any command is imported."""
-    parents = [*dict.fromkeys(name.partition(" ")[0] for name in commands), "--help", "--version"]
+    names = [name.partition(" ") for name in commands]
+    parents = [*dict.fromkeys(parent for parent, _, _ in names), "--help", "--version"]
     if words and not words[0].startswith("-") and words[0] not in parents:
         raise ConfigError(describe_unknown_command(words[0], parents, "vitrail"))
+    children = [child for parent, _, child in names if child and words[:1] == [parent]]
+    if children and words[1:] and not words[1].startswith("-") and words[1] not in children:
+        raise ConfigError(describe_unknown_command(words[1], children, f"vitrail {words[0]}"))
 
 
 def describe_unknown_command(given: str, known: Iterable[str], command: str) -> str:
@@ -84,7 +88,8 @@ def find_nearest(given: str, known: Iterable[str], kind: Literal["commands", "op
     names, synonyms = list(known), json.loads(SYNONYMS_FILE.read_text("utf-8"))[kind]
     meant = [ours for ours, others in synonyms.items() if given in others.split() and ours.split()[0] in names]
     same = [given] if given in names else []
-    return next(iter((*same, *meant, *get_close_matches(given, names, n=1, cutoff=0.7))), None)
+    cutoff = 0.7 if len(given) > 4 else 0.6  # of four letters, two may be swapped
+    return next(iter((*same, *meant, *get_close_matches(given, names, n=1, cutoff=cutoff))), None)
 
 
 def check_arguments(command: str, model: str, images: Sequence[str]) -> None:

@@ -99,7 +99,7 @@ class Explainer:
         ----------
         method
             grad-rollout, rollout, attention, heads, pool or norms. The default is grad-rollout for a model with
-            classes, and rollout if `head` or `discard` is given.
+            classes, rollout if `head` or `discard` is given, and heads if `mass` is given.
         layer
             Layer from 0, -1 for the last, or "all"; a rollout goes up to it.
         head
@@ -119,7 +119,7 @@ class Explainer:
         (4, 2, 4, 4)
         """
         options = ExplainOptions(
-            method=method or default_method(self.model, self.layers, head=head, discard=discard),
+            method=method or default_method(self.model, self.layers, head=head, discard=discard, mass=mass),
             layer=layer,
             head=head,
             token=token,

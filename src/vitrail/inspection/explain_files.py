@@ -15,6 +15,7 @@ from vitrail.figures import list_figure_paths, new_figure, reserve_unique_name
 from vitrail.files import make_writable_folder, refuse_existing_outputs
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
+from vitrail.inspection.explain_together import ExplainResult, name_set_figure, write_components
 from vitrail.inspection.explanation import Explanation, figure_name
 from vitrail.inspection.occlusion import probabilities_without_patches
 from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_error
@@ -65,18 +66,6 @@ class ExplainedImage:
         return escape_unprintable(text if self.check is None else f"{text}; {self.check}")
 
 
-@dataclass(frozen=True)
-class ExplainResult:
-    """What was explained, as JSON, and the error about images that could not be read."""
-
-    report: list[dict[str, Any]]
-    error: DataError | None
-
-    def raise_if_failed(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-
 def check_can_occlude(explainer: Explainer, options: ExplainOptions) -> None:
     """Refuse an occlusion check without a single attention map and a class."""
     if explainer.no_maps_reason:
@@ -108,7 +97,7 @@ def check_by_occlusion(explainer: Explainer, image: Any, explanation: Explanatio
 def explain_files(
     explainer: Explainer,
     images: Sequence[ImageItem],
-    options: ExplainOptions,
+    options: Sequence[ExplainOptions],
     out: Path,
     *,
     suffixes: Sequence[str] = (".png",),
@@ -118,14 +107,15 @@ def explain_files(
     on_error: Callable[[DataError], object] = lambda _: None,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Iterator[ExplainedImage]:
-    """Write a figure per image to the folder `out`; an image that cannot be read is passed to `on_error` and skipped.
+    """Write a figure per image and method to `out`; an image that cannot be read is passed to `on_error` and skipped.
 
     `options` have been resolved by the explainer.
     """
     if check:
-        check_can_occlude(explainer, options)
+        for each in options:
+            check_can_occlude(explainer, each)
     taken = set[str]()
-    names = [reserve_unique_name(figure_name(each.name, options.method), taken) for each in images]
+    names = [reserve_unique_name(figure_name(each.name, how.method), taken) for each in images for how in options]
     refuse_existing_outputs(list_figure_paths(out, names, suffixes, arrays=arrays), overwrite=overwrite)
     make_writable_folder(out)
     new_figure(1, 1)  # needs matplotlib
@@ -133,37 +123,39 @@ def explain_files(
     for each in images:
         try:
             image = open_image(each.source)
-            explanation = explainer.explain_resolved(image, options, each.name)
+            explanations = [explainer.explain_resolved(image, how, each.name) for how in options]
         except DataError as error:
             on_error(error)
         else:
-            written = explanation.figure.with_unique_name(taken).save(out, suffixes, arrays=arrays)
-            yield ExplainedImage(
-                explanation, written, check_by_occlusion(explainer, image, explanation) if check else None
-            )
+            for explanation in explanations:
+                written = explanation.figure.with_unique_name(taken).save(out, suffixes, arrays=arrays)
+                yield ExplainedImage(
+                    explanation, written, check_by_occlusion(explainer, image, explanation) if check else None
+                )
         progress(1)
 
 
 def explain_arguments(
     explainer: Explainer,
     arguments: Sequence[str],
-    options: ExplainOptions,
+    options: Sequence[ExplainOptions],
     out: Path,
     *,
+    with_components: bool = False,
     stdin: BinaryIO | None = None,
     suffixes: Sequence[str] = (".png",),
     arrays: bool = False,
     check: bool = False,
     overwrite: bool = False,
-    on_explained: Callable[[ExplainedImage], object],
+    on_explained: Callable[[object], object],
     on_note: Callable[[str], object],
     on_error: Callable[[DataError], object],
     progress: Callable[[int], AbstractContextManager[Callable[[int], object]]],
 ) -> ExplainResult:
     """`explain_files` for the images that arguments name: files, folders, patterns, `-` for `stdin`.
 
-    What cannot be read is passed to `on_error` and skipped, and is an error in the result; if it is the only image, it
-    is an error at once.
+    `with_components` adds the figure of the principal components, of all images together. What cannot be read is
+    passed to `on_error` and skipped, and is an error in the result; if it is the only image, it is an error at once.
     """
     found, problems = collect_images(arguments, stdin)
     found = [replace(each, name="stdin") if each.name == STDIN else each for each in found]
@@ -177,6 +169,9 @@ def explain_arguments(
 
     for problem in problems:
         on_error(DataError(problem))
+    if with_components:
+        planned = list_figure_paths(out, [name_set_figure(found, "pca")], suffixes, arrays=arrays)
+        refuse_existing_outputs(planned, overwrite=overwrite)
     with progress(len(found) if len(found) > 1 else 0) as advance:
         for each in explain_files(
             explainer,
@@ -194,5 +189,17 @@ def explain_arguments(
                 on_note(f"{each.explanation.name}: {EMPTY_MAP_NOTE}{'; a check means nothing' * check}")
             report.append(each.to_json())
             on_explained(each)
+    if with_components and report:
+        explained = {each["image"] for each in report}
+        shown = [each for each in found if each.name in explained]
+        try:
+            figure = write_components(
+                explainer.loaded, shown, out, suffixes=suffixes, arrays=arrays, overwrite=overwrite
+            )
+        except ConfigError as error:  # too few patches
+            on_note(f"no principal components: {error}")
+        else:
+            report.append(figure.to_json())
+            on_explained(figure)
     error = unreadable_images_error(len(failed), len(found), problems, out if report else None)
     return ExplainResult(report, error)

@@ -144,19 +144,28 @@ def default_method(
     *,
     head: int | HeadFusion | Literal["all"] | str = "mean",
     discard: float = 0.0,
+    mass: float | None = None,
 ) -> ExplainMethod:
     """The method used by default: grad-rollout for a model with classes, else rollout if it is defined.
 
-    `head` and `discard` are options of rollout, so they select it.
+    `head` and `discard` are options of rollout, and `mass` is one of heads, so they select it.
     """
     if not layers:
         return "norms"
+    if mass is not None:
+        return "heads"
     without_gradients = any(each.is_inference() for each in model.parameters())
     if model.config.classes and head == "mean" and not discard and not without_gradients:
         return "grad-rollout"
     if not any(each.no_shares_reason for each in layers):
         return "rollout"
     return "grad-rollout" if model.config.classes else "attention"
+
+
+def default_methods(model: ImageModel, layers: Sequence[AnyAttention]) -> tuple[ExplainMethod, ...]:
+    """The methods used by default if nothing else is given: for a model without a head, each head is shown, too."""
+    first = default_method(model, layers)
+    return (first,) if model.config.classes or first == "norms" else (first, "heads")
 
 
 def check_rows_sum_to_one(

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, DataError, VitrailError, unknown_name_error
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.figures import CaptionedFigure
@@ -27,6 +28,7 @@ from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.filters import find_first_filters, plot_filters, principal_filters
 from vitrail.inspection.occlusion import can_drop_tokens, plot_occlusion, probabilities_without_patches
+from vitrail.inspection.patch_pca import colour_patches, plot_patch_pca, to_rgb_array
 from vitrail.inspection.position_similarity import find_position_table, plot_position_similarity, position_similarity
 from vitrail.inspection.token_statistics import (
     plot_class_distillation_similarity,
@@ -44,8 +46,9 @@ OCCLUSION_SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)  # removed share of the patche
 
 FIGURE_NAMES = (  # all figures that a model may have
     *("filters", "position_similarity", "attention_distance", "token_norms", "token_similarity", "alignment"),
-    "occlusion",
+    *("occlusion", "patch_pca"),
 )
+MAX_PCA_IMAGES = 8  # images in the figure of principal components
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def look(
     options: ExplainOptions | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> ModelFigures:
-    """Draw filters and positions and, over the images, attention distance, tokens, CKA and the occlusion check.
+    """Draw filters and positions and, over the images, attention distance, tokens, CKA, occlusion and patch features.
 
     Images are of any kind that `open_image` takes; only one batch is in memory at a time. The occlusion check uses the
     map that `options` select, by default that of `Explainer.default_method`.
@@ -106,7 +109,7 @@ def look(
         more_figures, more_notes = draw_activation_figures(statistics)
         figures, notes = figures + more_figures, notes + more_notes
     else:
-        notes.append("no images were given: attention distance, tokens, CKA and the occlusion check need some")
+        notes.append("no images were given: attention distance, tokens, CKA, occlusion and patch features need some")
     return ModelFigures(tuple(figures), statistics.images, tuple(notes), tuple(skipped))
 
 
@@ -141,6 +144,8 @@ class ActivationStatistics:
     map_method: str = ""  # of the maps that they were ordered by
     occlusion_curves: dict[str, Arrays] = field(default_factory=dict[str, Arrays])  # by order of removal: (B, K)
     grid: tuple[int, int] = (0, 0)
+    sampled: list[tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=list[tuple[NDArray[Any], NDArray[Any]]])
+    sampling_step: int = 1  # every so many images are sampled: features of the patches (n, D) and the image (H, W, 3)
     token_names: tuple[str, ...] = ()  # of the prefix tokens
     image_size: tuple[int, int] = (0, 0)
 
@@ -172,7 +177,19 @@ class ActivationStatistics:
             self.no_occlusion_reason = explainer.no_maps_reason
         elif explainer.loaded.classes:
             self.add_occlusion(explainer, pixels, options)
-        self.images += len(pixels)
+        for features, image in zip(states[-1], pixels, strict=True):
+            self.add_sample(features[-self.grid[0] * self.grid[1] :], image, explainer.loaded.preprocessing)
+            self.images += 1
+
+    def add_sample(self, features: Tensor, image: Tensor, preprocessing: Preprocessing) -> None:
+        """Keep evenly spaced images, at most MAX_PCA_IMAGES, however many there will be: (n, D), (C, H, W)."""
+        if self.images % self.sampling_step:
+            return
+        if len(self.sampled) == MAX_PCA_IMAGES:
+            self.sampled, self.sampling_step = self.sampled[::2], 2 * self.sampling_step
+            if self.images % self.sampling_step:
+                return
+        self.sampled.append((features.float().cpu().numpy(), undo_normalisation(image, preprocessing)))
 
     def patch_size(self, grid: tuple[int, int]) -> tuple[float, float]:
         """Height and width of a patch in pixels."""
@@ -190,6 +207,13 @@ class ActivationStatistics:
         for name, by, most in (("most", attended, True), ("least", attended, False), ("chance", random, True)):
             found = probabilities_without_patches(explainer.model, pixels, by, classes, OCCLUSION_SHARES[1:], most=most)
             self.occlusion_curves.setdefault(name, []).append(np.concatenate([unchanged, found], axis=1))
+
+
+def undo_normalisation(image: Tensor, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+    """The pixels of a model's input: (C, H, W) → (H, W, 3)."""
+    mean, std = (np.array(each, np.float32) for each in (preprocessing.mean, preprocessing.std))
+    values = image.float().cpu().numpy().transpose(1, 2, 0) * std + mean
+    return to_rgb_array(np.rint(255 * values.clip(0, 1)).astype(np.uint8))
 
 
 def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[CaptionedFigure], list[str]]:
@@ -226,4 +250,11 @@ def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[Capt
         )
     else:
         notes.append(f"occlusion check: not possible, since {statistics.no_occlusion_reason}")
+    features, photos = (np.stack(parts) for parts in zip(*statistics.sampled, strict=True))
+    try:
+        colours = colour_patches(features.reshape(len(features), *statistics.grid, -1))
+    except ConfigError as error:  # too few patches
+        notes.append(f"patch features: {error}")
+    else:
+        figures.append(plot_patch_pca(photos, colours))
     return figures, notes

@@ -47,11 +47,13 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.drop_path = StochasticDepth(stochastic_depth)
 
-    def forward(self, x: Tensor, grid: Grid | None = None, queries: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, queries: int | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self.compute, x, grid, queries, use_reentrant=False)
-        return self.compute(x, grid, queries)
+            return checkpoint(self.compute, x, grid, queries, mask, use_reentrant=False)
+        return self.compute(x, grid, queries, mask)
 
-    def compute(self, x: Tensor, grid: Grid | None, queries: int | None) -> Tensor:
-        x = x[:, :queries] + self.drop_path(self.ls1(self.drop(self.attn(self.norm1(x), grid, queries=queries))))
+    def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
+        x = x[:, :queries] + self.drop_path(self.ls1(self.drop(self.attn(self.norm1(x), grid, mask, queries))))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))

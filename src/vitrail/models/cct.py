@@ -180,8 +180,8 @@ class SequencePool(nn.Linear):
 class PublishedBlock(Block):
     """The MLP gets the normalised tokens and is added to them, not to the residual stream."""
 
-    def compute(self, x: Tensor, grid: Grid | None, queries: int | None) -> Tensor:
-        x = x[:, :queries] + self.drop_path(self.drop(self.attn(self.norm1(x), grid, queries=queries)))
+    def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
+        x = x[:, :queries] + self.drop_path(self.drop(self.attn(self.norm1(x), grid, mask, queries)))
         x = self.norm2(x)
         return x + self.drop_path(self.mlp(x))
 

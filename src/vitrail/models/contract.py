@@ -91,6 +91,7 @@ class ImageModel(Model):
     final_norm: str = "norm"  # the module after the last block; empty: none
     first_filters: str = ""  # the weight (D, C, P, Q) of the first layer; empty: it is not a convolution
     whitens: bool = False  # whether `whiten` is implemented
+    takes_mask: bool = False  # whether `run` takes a mask of the attention, and no layer before it mixes patches
     no_maps_reason: str = ""  # why its attention has no maps over the grid of a level; empty if it has
     no_masking_reason: str = ""  # why a patch cannot be replaced by a mask token; empty if it can
     no_dropping_reason: str = ""  # why blocks need all patches; empty if some can be dropped before the first block

@@ -80,7 +80,7 @@ class IGPT(ImageModel):
         self.colour_embed = nn.Embedding(config.colours + config.causal, width)  # last row: start of the sequence
         self.pos_embed = nn.Parameter(torch.empty(1, size[0] * size[1], width))
         blocks = [CausalBlock(width, config.heads, causal=config.causal) for _ in range(config.depth)]
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks: Any = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width, NORM_EPS)
         self.output = nn.Linear(width, config.colours, bias=False)  # not tied to the embedding
         self.head = make_head(width, config.classes)

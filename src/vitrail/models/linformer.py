@@ -111,14 +111,16 @@ class Linformer(ImageModel):
 class LinformerBlock(Block):
     """The encoder block, which also passes the projection shared by all layers to its attention."""
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  # its attention takes no mask
         self, x: Tensor, grid: Grid | None = None, queries: int | None = None, shared: Tensor | None = None
     ) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self.compute, x, grid, queries, shared, use_reentrant=False)
         return self.compute(x, grid, queries, shared)
 
-    def compute(self, x: Tensor, grid: Grid | None, queries: int | None, shared: Tensor | None = None) -> Tensor:
+    def compute(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, grid: Grid | None, queries: int | None, shared: Tensor | None = None
+    ) -> Tensor:
         x = x[:, :queries] + self.drop_path(self.drop(self.attn(self.norm1(x), grid, queries, shared)))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 

@@ -72,6 +72,7 @@ class ViT(ImageModel):
 
     config: ViTConfig
     first_filters = "patch_embed.proj.weight"
+    takes_mask = True
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -150,13 +151,16 @@ class ViT(ImageModel):
         tables = self.tables(grid) if self.config.positions_at == "stem" else None
         return x if tables is None else x + tables[0]
 
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
-        """All blocks; with `queries`, the last one computes only the first `queries` tokens: (B, N, D)."""
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None, mask: Tensor | None = None) -> Tensor:
+        """All blocks; with `queries`, the last one computes only the first `queries` tokens: (B, N, D).
+
+        The `mask` of the attention is True for the keys that a query attends to; it broadcasts to (B, H, N, N).
+        """
         tables = None if self.config.positions_at == "stem" else self.tables(grid)
         for layer, block in enumerate(self.blocks):
             x = x if tables is None else x + tables[layer]
             x = x if layer else self.pos_drop(x)
-            x = block(x, grid, queries if layer == len(self.blocks) - 1 else None)
+            x = block(x, grid, queries if layer == len(self.blocks) - 1 else None, mask)
         return x
 
     def logits(self, tokens: Tensor) -> Tensor:

@@ -31,6 +31,14 @@ class MaeSettings(CheckedSettings):
     decoder_heads: int = field_with_help(16, "Attention heads of the decoder.")
     normalize_pixels: bool = field_with_help(True, "Predict pixels normalized per patch (norm_pix_loss).")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
+            raise ConfigError(
+                f"`decoder_width` is {self.decoder_width}; expected a multiple of 4, for its positions, and of "
+                f"`decoder_heads`, {self.decoder_heads}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimMimSettings(CheckedSettings):
@@ -88,6 +96,10 @@ class SimClrSettings(TwoViewSettings):
 class ByolSettings(TwoViewSettings):
     """BYOL (Grill 2020): predict a momentum teacher's projection of the other view."""
 
+    blur: float = field_with_help(
+        1.0, "Probability of a blurred view, relative to the paper's: 1 of the first view, 0.1 of the second.", SHARE
+    )
+    solarize: float = field_with_help(0.2, "Probability that the second view is solarized.", SHARE)
     projector_width: int = field_with_help(4096, "Width of the hidden layer of projector and predictor.")
     projection_width: int = field_with_help(256, "Width of their output.")
     teacher_momentum: Schedule = field_with_help(  # noqa: RUF009  # immutable
@@ -104,6 +116,14 @@ class DinoSettings(CheckedSettings):
     global_size: int | None = field_with_help(None, "Size of global crops in pixels; none is the model's size.")
     local_size: int = field_with_help(96, "Size of local crops in pixels.")
     local_crops: int = field_with_help(8, "Local crops per image; 0 disables multi-crop.", MAY_BE_ZERO)
+    jitter: float = field_with_help(1.0, "Strength of the colour jitter, relative to the paper's.", MAY_BE_ZERO)
+    grey: float = field_with_help(0.2, "Probability of a grey crop.", SHARE)
+    blur: float = field_with_help(
+        1.0,
+        "Probability of a blurred crop, relative to the paper's: 1 and 0.1 of the global crops, 0.5 of the local.",
+        SHARE,
+    )
+    solarize: float = field_with_help(0.2, "Probability that the second global crop is solarized.", SHARE)
     prototypes: int = field_with_help(65536, "Outputs of the head.")
     head_width: int = field_with_help(2048, "Width of the hidden layers of the head.")
     bottleneck_width: int = field_with_help(256, "Width before the prototypes.")
@@ -115,7 +135,7 @@ class DinoSettings(CheckedSettings):
         TEACHER_MOMENTUM, "Momentum of the teacher, the moving average of the model."
     )
     centre_momentum: float = field_with_help(0.9, "Momentum of the centre; 1 disables centring.", SHARE)
-    frozen_epochs: int = field_with_help(1, "First epochs in which the last layer is frozen.", MAY_BE_ZERO)
+    frozen_epochs: float = field_with_help(1.0, "First epochs in which the last layer is frozen.", MAY_BE_ZERO)
     clip_each: float = field_with_help(3.0, "Clip the gradient of each weight tensor; 0 disables it.", MAY_BE_ZERO)
 
 
@@ -131,6 +151,11 @@ class AimSettings(CheckedSettings):
     """AIM (El-Nouby 2024): predict the pixels of each patch from the patches before it."""
 
     normalize_pixels: bool = field_with_help(True, "Predict pixels normalized per patch.")
+    prefix_attention: bool = field_with_help(
+        True, "Let the patches of a random first part attend to each other, and predict the others."
+    )
+    head_depth: int = field_with_help(12, "MLP blocks of the head, which is not part of the model.")
+    head_width: int = field_with_help(2048, "Width of the head.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +179,4 @@ SETTINGS: dict[str, type[CheckedSettings]] = {  # by the name of the task
     "aim": AimSettings,
     "igpt": IgptSettings,
 }
+TASKS_WITH_VIEWS = ("simclr", "byol", "dino", "esvit")  # their views replace the augmentation of the recipe

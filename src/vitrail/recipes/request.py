@@ -14,6 +14,7 @@ from vitrail.loading import TIMM_PREFIX
 from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
 from vitrail.recipes.recipe import Recipe
 
+FOLLOW_UPS = ("probe", "finetune")  # what can follow pre-training, with the labels of the data
 TIMM_REGISTRY_NAME = re.compile(r"[\w.]+")  # not hf-hub:… or local-dir:…, which load other files
 
 
@@ -29,6 +30,7 @@ class Request:
     teacher_fields: dict[str, Any] | None = None  # of the teacher's config, that its file does not specify
     val_share: float = 0.2  # of a folder without a validation part
     real: str | None = None  # ReaL labels of ImageNet
+    then: str | None = None  # after pre-training: one of FOLLOW_UPS
     cache: float = 1.0  # gigabytes; a cached JPEG is decoded at full size, which changes its crops slightly
     trusted: str | None = field(default=None, compare=False)  # external model named by the user, never read from a file
 
@@ -42,6 +44,8 @@ class Request:
                     raise ConfigError(f"{each.name} is {value!r}; expected names and values")
             elif not is_number and each.name != "recipe" and not isinstance(value, str | None):
                 raise ConfigError(f"`{each.name}` is {value!r}; expected a string")
+        if self.then not in (None, *FOLLOW_UPS):
+            raise ConfigError(f"`then` is {self.then!r}; expected one of {', '.join(FOLLOW_UPS)}")
 
     def open_data(self, *, need_classes: bool = True) -> DatasetSplits:
         real, seed = Path(self.real) if self.real else None, self.recipe.loop.seed
@@ -50,6 +54,8 @@ class Request:
     def to_json(self) -> dict[str, Any]:
         recorded = asdict(replace(self, recipe=Recipe()))
         del recorded["trusted"]
+        if self.then is None:
+            del recorded["then"]  # only runs of pre-training have it
         return {**recorded, "recipe": self.recipe.to_json()}
 
     @classmethod
@@ -102,6 +108,7 @@ def make_request(
     val_share: float | None = None,
     real: Path | None = None,
     cache: float | None = None,
+    then: str | None = None,
     trusted_code: Sequence[str] = (),
 ) -> Request:
     """The request of a user, who names the code that may be imported, and a teacher from timm; None is the default."""
@@ -117,6 +124,7 @@ def make_request(
         val_share=0.2 if val_share is None else val_share,
         real=None if real is None else resolve_if_path(str(real)),
         cache=1.0 if cache is None else cache,
+        then=then,
     )
     timm = [teacher] if teacher is not None and teacher.startswith(TIMM_PREFIX) else []
     return request.with_trusted_code([*trusted_code, *timm], f"the recipe {recipe.name}")

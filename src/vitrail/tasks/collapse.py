@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from vitrail.errors import VitrailError, VitrailWarning
 
+COLLAPSED = "collapsed"  # in the record of the log that shows it
 COLLAPSE_WINDOWS = 3  # log windows in a row that must show a sign, by default
 
 
@@ -34,13 +35,13 @@ class CollapseWatch:
     """Counts the log windows that show each sign. A collapse is reported once."""
 
     signs: Sequence[CollapseSign] = ()
-    warmup: float = 0.0  # epochs; windows that end before it are ignored
+    warmup_steps: int = 0  # windows that end in it are ignored
     reported: bool = False
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
     def find_collapse(self, record: Mapping[str, float]) -> str | None:
         """A one-line report if this record of the log is the one that shows a collapse."""
-        if "loss" not in record or record["epoch"] <= self.warmup:
+        if "loss" not in record or record["step"] <= self.warmup_steps:
             return None
         for sign in self.signs:
             key = f"{sign.metric} {sign.describe_limit()}"

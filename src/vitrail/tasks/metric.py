@@ -38,9 +38,10 @@ CLASSIFICATION_METRICS = (
 
 
 def format_metrics(metrics: Sequence[Metric], values: Mapping[str, float]) -> list[str]:
-    """The first metric of a task, and the loss; without both, all values."""
+    """The first metric of a task and the loss; if the loss is the first, the next three too; if neither, all values."""
     loss = next((each for each in metrics if each.name == "loss"), LOSS_METRIC)
-    shown = {each.name: each for each in (*metrics[:1], loss)}
+    first = metrics[:4] if metrics and metrics[0].name == "loss" else metrics[:1]
+    shown = {each.name: each for each in (*first, loss)}
     texts = [f"{each.label} {each.format_value(values[name])}" for name, each in shown.items() if name in values]
     return texts or [f"{name.replace('_', ' ')} {value:.4g}" for name, value in values.items()]
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from vitrail.errors import missing_package_error
 from vitrail.progress import NotebookBar, in_notebook, is_watched
+from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import Metric, format_metrics
 
 
@@ -28,7 +29,7 @@ class TrainingStart:
 
 
 UNIT_SYMBOLS = {"images": "img"}
-LOOP_VALUES = ("step", "epoch", "loss", "lr", "seconds")  # of a record, not metrics of the task
+LOOP_VALUES = ("step", "epoch", "loss", "lr", "seconds", COLLAPSED)  # of a record, not metrics of the task
 MAX_SHOWN_METRICS = 4  # of training, on a line
 
 

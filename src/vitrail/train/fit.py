@@ -21,7 +21,7 @@ from vitrail.tasks.teacher import Teacher
 from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
 from vitrail.train.loop import FitResult, run_training
 from vitrail.train.plan import Plan
-from vitrail.train.plots import plot_training_curves
+from vitrail.train.plots import choose_metrics, plot_training_curves
 from vitrail.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def fit(
     folder = RunFolder.open_or_create(Path(run), ranks, {"task": plan.describe_task()})
     result = run_training(plan, folder, CallbackList(shown), start=start)
     if ranks.is_first:
-        plot_training_curves({folder.folder.name: result.records}, folder.folder / CURVES_FILE, task.metrics[:1])
+        shown = choose_metrics(task.metrics, result.records)
+        plot_training_curves({folder.folder.name: result.records}, folder.folder / CURVES_FILE, *shown)
     return result
 
 

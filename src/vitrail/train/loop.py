@@ -17,7 +17,7 @@ from vitrail.checkpoint.run_files import BEST_FOLDER
 from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import wrap_lost_rank_errors
 from vitrail.errors import CheckpointError, DataError, VitrailError
-from vitrail.tasks.collapse import CollapsedError, CollapseWarning, CollapseWatch
+from vitrail.tasks.collapse import COLLAPSED, CollapsedError, CollapseWarning, CollapseWatch
 from vitrail.tasks.metric import check_evaluation_metrics
 from vitrail.tasks.task import EvaluationResult, check_evaluation_result
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart, is_evaluation
@@ -113,9 +113,12 @@ class TrainingLoop:
     def start(self, point: ResumePoint) -> None:
         self.start_time -= point.seconds
         self.skipped, self.records = set(point.skipped), list(point.records)
-        self.collapse_watch = CollapseWatch(self.trainer.task.collapse_signs, self.plan.recipe.optimization.warmup)
-        for record in self.records:
-            self.collapse_watch.find_collapse(record)  # a collapse before a resume is not reported again
+        self.collapse_watch = CollapseWatch(self.trainer.task.collapse_signs, self.trainer.warmup_steps)
+        for record in self.records:  # a collapse before a resume is not reported again
+            found = self.collapse_watch.find_collapse(record)
+            if found and self.plan.recipe.loop.stop_on_collapse:
+                raise CollapsedError(found)
+        self.collapse_watch.reported |= any(COLLAPSED in record for record in self.records)
         self.callback.on_start(
             TrainingStart(
                 steps=self.trainer.steps,
@@ -138,14 +141,15 @@ class TrainingLoop:
                 self.add_skipped(trainer.step(batches))
                 with self.ignore_closed_terminal():
                     self.callback.on_step(trainer.steps_done)
-                last = trainer.steps_done == trainer.steps
+                last, collapse = trainer.steps_done == trainer.steps, None
                 if last or trainer.steps_done % trainer.log_every == 0:
-                    self.log_record(self.collect_metrics())
-                    trainer.metric_window.clear()
-                    self.report_collapse()
+                    collapse = self.log_training()
                 stop, save = self.agree_to_stop_or_save(received_signals)
-                if last or stop or save:
+                if last or stop or save or collapse:
                     self.save_checkpoint()
+                if collapse:
+                    with self.add_last_checkpoint_to_error():
+                        raise CollapsedError(collapse)
                 if stop and not last:
                     raise StoppedError(stop, trainer.steps_done, self.run.folder if self.run else None)
                 self.evaluate_if_due()
@@ -216,6 +220,18 @@ class TrainingLoop:
         ).tolist()
         return int(stop), bool(first_saves)
 
+    def log_training(self) -> str | None:
+        """Log the metrics since the last log. Warn once of a collapse, or return it if it must stop the run."""
+        record = self.collect_metrics()
+        found = self.collapse_watch.find_collapse({**record, "step": self.trainer.steps_done})
+        self.log_record({**record, COLLAPSED: 1.0} if found else record)
+        self.trainer.clear_metrics()
+        if found and not self.plan.recipe.loop.stop_on_collapse:
+            if self.trainer.ranks.is_first:
+                warnings.warn(found, CollapseWarning, stacklevel=2)
+            return None
+        return found
+
     def log_record(self, record: dict[str, float]) -> None:
         trainer = self.trainer
         line = {
@@ -231,15 +247,6 @@ class TrainingLoop:
                     self.run.append_to_log(line)
             with self.ignore_closed_terminal():
                 self.callback.on_log(line)
-
-    def report_collapse(self) -> None:
-        """Warn once if the log shows a collapse; with `stop_on_collapse`, stop with an error."""
-        found = self.collapse_watch.find_collapse(self.records[-1])
-        if found and self.plan.recipe.loop.stop_on_collapse:
-            with self.add_last_checkpoint_to_error():
-                raise CollapsedError(found)
-        if found and self.trainer.ranks.is_first:
-            warnings.warn(found, CollapseWarning, stacklevel=2)
 
     def evaluate_if_due(self) -> None:
         trainer = self.trainer

@@ -32,7 +32,7 @@ class NamedWeight:
     @property
     def decays(self) -> bool:
         """Whether weight decay applies: to matrices and kernels, not to norms, biases, tokens and positions."""
-        return self.tensor.ndim >= 2 and self.name.endswith("weight")
+        return self.tensor.ndim >= 2 and self.name.endswith(("weight", "weight_v"))
 
 
 def list_weights(model: nn.Module) -> list[NamedWeight]:

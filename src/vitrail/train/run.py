@@ -1,6 +1,6 @@
 """Runs from start to finish: a request or a run folder becomes a plan, is trained, and leaves a model and curves.
 
-This is what `vitrail train` and `vitrail distill` call. From Python: start_run(Request(data="photos", recipe=…)).
+This is what `vitrail train`, `distill` and `pretrain` call. From Python: start_run(Request(data="photos", recipe=…)).
 """
 
 import ctypes
@@ -20,16 +20,18 @@ from vitrail.distributed import Ranks, join_process_group, resolve_device
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import count_cores, restore_threads
 from vitrail.models.catalog import is_external_family_name
-from vitrail.recipes.recipe import Recipe, list_setting_names
+from vitrail.recipes.recipe import Recipe, list_setting_names, open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import format_setting
+from vitrail.tasks import PRETRAINING_TASKS
 from vitrail.tasks.metric import format_metrics
 from vitrail.tasks.task import BuildContext, Source
 from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
+from vitrail.train.extension import Length, describe_extension, extend_run
 from vitrail.train.loop import run_training
 from vitrail.train.plan import Plan, plan_request
-from vitrail.train.plots import plot_training_curves
+from vitrail.train.plots import choose_metrics, plot_training_curves
 from vitrail.train.resume import check_unchanged_and_list_warnings
 from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
 from vitrail.train.run_list import extract_name_or_empty
@@ -38,6 +40,7 @@ from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose
 from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
 
 MAX_LISTED_EXAMPLES = 10  # skipped examples that are named
+FINETUNE_RECIPE = "finetune"  # of `then`
 HIDDEN_SETTINGS = ("name", "model", "fields", "preprocessing", "seed")  # of the line that describes a recipe
 
 
@@ -48,10 +51,10 @@ def start_run(
     *,
     start: float | None = None,
     dry_run: bool = False,
-) -> None:
+) -> Path | None:
     """Start a new run in a folder, by default a numbered one in runs/. A dry run measures speed and writes nothing.
 
-    A budget of minutes counts from `start`, a value of `monotonic()`.
+    A budget of minutes counts from `start`, a value of `monotonic()`. Returns the folder; None after a dry run.
     """
     start, runtime = monotonic() if start is None else start, runtime or Runtime()
     keep_freed_memory()
@@ -60,6 +63,7 @@ def start_run(
     with join_process_group() as ranks, restore_threads():
         runtime = runtime.for_rank(ranks)
         plan = prepare_plan(request, runtime, ranks, dry_run=dry_run)
+        check_follow_up(request, plan, folder)
         choice = choose_threads(plan, runtime.threads)
         plan = use_threads(plan, choice.threads)
         runtime.report_lines(*describe_plan(plan, request), str(choice))
@@ -69,7 +73,7 @@ def start_run(
             plan = fix_steps_by_minutes(plan, start, speed)
             runtime.report_lines(*describe_speed(speed, plan))
         if dry_run:
-            return
+            return None
         if folder is None and ranks.is_first:
             folder = create_numbered_folder(plan.source.name, request.recipe.name)
         run = RunFolder(ranks.broadcast_object(folder))
@@ -80,21 +84,34 @@ def start_run(
                 RunFolder.create(run.folder, plan.to_json())
             runtime.report(f"run    {run.folder}: {format_length(plan)}")
             train_and_save(run, plan, runtime)
+        return run.folder
 
 
-def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str] = ()) -> None:
+def resume_run(
+    folder: Path,
+    runtime: Runtime | None = None,
+    code: Sequence[str] = (),
+    *,
+    epochs: float | None = None,
+    minutes: float | None = None,
+) -> bool:
     """Resume a run from its newest checkpoint, or from its beginning if there is none yet.
 
     `code` is the code named by the user: an external model in run.json is imported only if it is listed there.
+    `epochs` or `minutes`, both in all, are a new length: a finished run is extended. Returns whether it was trained.
     """
-    runtime = runtime or Runtime()
+    start, runtime = monotonic(), runtime or Runtime()
     keep_freed_memory()
-    run = RunFolder(folder)
+    run, longer = RunFolder(folder), epochs is not None or minutes is not None
     with join_process_group() as ranks, restore_threads():
         runtime = runtime.for_rank(ranks)
-        if is_training_complete(run):
-            runtime.report(f"run    {folder} is finished; evaluate it with: vitrail eval {folder}")
-            return
+        if not longer and is_training_complete(run):
+            verb = "probe" if extract_name_or_empty(run.load_plan().get("task")) in PRETRAINING_TASKS else "eval"
+            runtime.report_lines(
+                f"run    {folder} is finished; evaluate it with: vitrail {verb} {folder}",
+                f"       train it longer with: vitrail train `resume` {folder} `epochs` N",
+            )
+            return False
         with run.hold_lock() if ranks.is_first else nullcontext():
             recorded = run.load_plan()
             request = Request.from_json(recorded.get("request"), str(folder)).with_trusted_code(code, str(folder))
@@ -108,7 +125,29 @@ def resume_run(folder: Path, runtime: Runtime | None = None, code: Sequence[str]
                 now["model"]["name"] = extract_name_or_empty(recorded.get("model"))
             for note in check_unchanged_and_list_warnings(recorded, now, folder):
                 runtime.report(f"note   {note}")
+            if longer:
+                before = plan
+                plan = extend_run(run, plan, recorded, Length(epochs=epochs, minutes=minutes, start=start))
+                runtime.report(describe_extension(before, plan))
             train_and_save(run, plan, runtime, resumed=True)
+    return True
+
+
+def check_follow_up(request: Request, plan: Plan, folder: Path | None) -> None:
+    """Refuse data without classes, or a folder in use, before the first step if a probe or fine-tuning follows."""
+    if request.then is not None and len(plan.source.to_json().get("classes", ())) < 2:
+        raise ConfigError(
+            f"`then` is {request.then}, which needs images of at least two classes, but {plan.source.name} has "
+            f"{'one' if plan.source.to_json().get('classes') else 'none'}; put the images of each class in a folder of "
+            "its own, or leave out `then`"
+        )
+    if request.then == "finetune" and folder is not None:
+        RunFolder.check_folder_is_free(name_finetuned_run(folder))
+
+
+def name_finetuned_run(folder: Path) -> Path:
+    """The folder of the run that fine-tunes the model of a pre-trained run."""
+    return folder.with_name(f"{folder.name}-finetune")
 
 
 def is_training_complete(run: RunFolder) -> bool:
@@ -162,7 +201,8 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
     evaluation, model_folder = result.evaluation, run.folder / MODEL_FOLDER
     plan.write_model(result.model, model_folder, evaluation)
     curves = run.folder / CURVES_FILE
-    plot_training_curves({run.folder.name: run.read_records()}, curves, plan.task.metrics[:1])
+    records = run.read_records()
+    plot_training_curves({run.folder.name: records}, curves, *choose_metrics(plan.task.metrics, records))
     for figure in plan.task.draw_figures(plan.source, plan.device):
         figure.save(run.folder / FIGURES_FOLDER)
     done = (
@@ -180,6 +220,8 @@ def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
     if is_external_family_name(plan.model_name):  # commands import no code that the user has not named
         return f'open it in Python with vitrail.load("{model}", family=…), the FAMILY of {plan.model_name}'
     name = quote(str(run))
+    if plan.request is not None and plan.request.task_name in PRETRAINING_TASKS:
+        return f"vitrail probe {name}, vitrail train `init` {name} `data` photos, or vitrail explain {name} photo.jpg"
     if plan.source.describe_model_input(plan.task.result).get("labels") is None:
         return f'vitrail embed {name} photos -o features.npy, or in Python vitrail.load("{model}")'
     return (
@@ -226,7 +268,15 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
         *([f"task   {request.task_name}{': ' * bool(chosen)}{', '.join(chosen)}"] if "name" in recipe.task else []),
         f"recipe {recipe.name}: {', '.join(settings)}",
         f"device {plan.device}, {format_count(plan.workers, 'worker')}",
+        *([describe_follow_up(request)] if request.then else []),
     ]
+
+
+def describe_follow_up(request: Request) -> str:
+    if request.then == "probe":
+        return "then   probe the features with the labels of the data"
+    epochs = format_count(open_recipe(FINETUNE_RECIPE).loop.epochs, "epoch")
+    return f"then   fine-tune for {epochs} with the recipe {FINETUNE_RECIPE}"
 
 
 def describe_speed(speed: Throughput, plan: Plan) -> list[str]:

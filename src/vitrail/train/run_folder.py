@@ -61,8 +61,11 @@ class RunFolder:
         with run.hold_lock():
             cls.check_folder_is_free(folder)  # another process may have started one in between
             make_folder(folder / CHECKPOINTS_FOLDER)
-            write_text(folder / PLAN_FILE, json.dumps(add_checksum(plan), indent=2, ensure_ascii=False) + "\n")
+            run.write_plan(plan)
         return run
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        write_text(self.folder / PLAN_FILE, json.dumps(add_checksum(plan), indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def open_or_create(cls, folder: Path, ranks: Ranks, plan: Mapping[str, Any]) -> "RunFolder":

@@ -18,6 +18,7 @@ from vitrail.checkpoint.run_files import (
 from vitrail.errors import DataError, describe_error
 from vitrail.locks import LOCK_FILE_NAME
 from vitrail.models import FAMILIES
+from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
 from vitrail.text import TableCells, format_duration, make_printable
 from vitrail.train.log import LogRecord, ParsedLog
@@ -52,7 +53,7 @@ class RunSummary:
 
     name: str
     folder: Path
-    state: str  # "finished", "stopped at step k" or "damaged: reason"
+    state: str  # "finished" or "stopped at step k", and "collapsed at step k"; or "damaged: reason"
     model: str = ""  # a preset and the fields that differ from it
     data: str = ""
     recipe: str = ""
@@ -163,8 +164,11 @@ def read_run_summary(folder: Path) -> RunSummary:
     plan, fault = try_read_plan(folder)
     rows = log.records
     step = int(rows[-1]["step"]) if rows else 0
-    state = "finished" if is_run_finished(folder) else f"stopped at step {step}"
     steps = plan.get("steps")
+    extended = "lengths" in plan and type(steps) is int and step < steps  # its model/ is that of the shorter run
+    state = "finished" if is_run_finished(folder) and not extended else f"stopped at step {step}"
+    if collapsed := [row["step"] for row in rows if COLLAPSED in row]:
+        state += f", collapsed at step {collapsed[0]:.0f}"
     return RunSummary(
         name=folder.resolve().name,
         folder=folder,

@@ -32,6 +32,7 @@ from vitrail.train.training_state import (
     restore_random_state,
 )
 
+WINDOWS_OF_SHORT_RUN = 12  # log windows of a run with signs of a collapse, at least
 AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -42,6 +43,8 @@ class Trainer:
         self.recipe, self.device, self.ranks = plan.recipe, plan.device, plan.ranks
         self.steps, self.steps_per_epoch = plan.steps, plan.steps_per_epoch
         self.log_every = max(1, min(50, plan.steps_per_epoch // 10))
+        if plan.task.collapse_signs:  # a short run needs several windows after its warm-up to show one
+            self.log_every = max(1, min(self.log_every, plan.steps // WINDOWS_OF_SHORT_RUN))
         settings, loop = plan.recipe.optimization, plan.recipe.loop
         self.task = plan.task.to(plan.device)
         self.task.ranks = plan.ranks
@@ -59,6 +62,7 @@ class Trainer:
         self.warmup_steps = min(warmup, self.steps // 2)  # a short run must reach its peak
         self.peak_lr = settings.lr * (loop.batch / settings.lr_batch if settings.lr_batch else 1)
         self.metric_window = dict[str, Tensor]()  # loss and metrics of each step since the last log
+        self.window_start = 0  # place of its first step; more than 0 in a run that was extended after its last log
         self.units_since_log = 0  # images or tokens, over all processes
         if loop.compile:
             self.task.compile_backbone()
@@ -176,13 +180,18 @@ class Trainer:
     def compute_mean_metrics(self) -> dict[str, float]:
         """Mean metrics since the last log, over all processes; an error if the loss is not finite."""
         count = (self.steps_done - 1) % self.log_every + 1
-        rows = torch.stack([values[:count] for values in self.metric_window.values()])
+        rows = torch.stack([values[self.window_start : count] for values in self.metric_window.values()])
         rows = self.ranks.all_reduce_sum(rows) / self.ranks.world_size
         for place, loss in enumerate(rows[list(self.metric_window).index("loss")].tolist()):
             if not isfinite(loss):
-                raise DivergedError(self.steps_done - count + place + 1, loss)
+                raise DivergedError(self.steps_done - count + self.window_start + place + 1, loss)
         means = zip(self.metric_window, rows.mean(1).tolist(), strict=True)
         return {name: mean for name, mean in means if isfinite(mean)}  # the log has finite numbers only
+
+    def clear_metrics(self) -> None:
+        """Start a new window, after a log."""
+        self.metric_window.clear()
+        self.window_start = 0
 
     def check_weights_finite(self) -> None:
         """The last finite loss may have an infinite gradient."""
@@ -202,7 +211,9 @@ class Trainer:
             tensors |= {f"random/{rank}/cuda": state for rank, state in enumerate(states)}
         if self.ema:
             tensors |= add_prefix("average", get_task_state(self.ema.averaged_module))
-        return TrainingState(tensors, {"step": self.steps_done, "scale": self.scaler.state_dict(), **metadata})
+        extended = {"window_start": self.window_start} if self.window_start else {}
+        numbers = {"step": self.steps_done, "scale": self.scaler.state_dict(), **extended, **metadata}
+        return TrainingState(tensors, numbers)
 
     def named_weights(self) -> dict[str, nn.Parameter]:
         return {name_in_checkpoint(name): weight for name, weight in self.task.named_parameters()}
@@ -222,17 +233,20 @@ class Trainer:
             names = {name_in_checkpoint(key): key for key in task.state_dict()}
             task.load_state_dict({names[key]: tensor for key, tensor in given.items()})
         restore_optimizers(self.named_weights(), self.optimizers, state.tensors_with_prefix("optimizer"))
-        window = state.tensors_with_prefix("window")
+        done, window = state.metadata["step"], state.tensors_with_prefix("window")
+        if type(done) is not int or not 0 <= done <= self.steps:
+            raise ValueError(f"its step is {done!r}; expected 0 to {self.steps}")
+        if state.metadata.get("steps") != self.steps:  # extended: its windows may have another length
+            window = {name: each for name, each in window.items() if each.shape == (self.log_every,)}
         if any(each.shape != (self.log_every,) for each in window.values()) or (window and "loss" not in window):
             raise ValueError(f"its losses do not cover {self.log_every} steps")
         self.metric_window = {name: each.to(self.device) for name, each in window.items()}
         random = state.tensors_with_prefix(f"random/{self.ranks.rank}")
         if random:
             restore_random_state(random, self.device)
-        done = state.metadata["step"]
-        if type(done) is not int or not 0 <= done <= self.steps:
-            raise ValueError(f"its step is {done!r}; expected 0 to {self.steps}")
         self.steps_done = done
+        start = state.metadata.get("window_start", 0) if window else done % self.log_every
+        self.window_start = start if start in range(self.log_every) else 0
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(state.metadata["scale"]))
 

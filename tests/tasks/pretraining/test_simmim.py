@@ -12,7 +12,7 @@ import vitrail
 from vitrail.checkpoint import read
 from vitrail.data.rng import make_view_keys
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.recipes.pretraining_settings import SimMimSettings
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.patch_pixels import take_patches
@@ -42,7 +42,7 @@ def test_loss_and_predictions_are_those_of_transformers(tmp_path: Any) -> None:
     torch.nn.init.normal_(theirs.vit.embeddings.mask_token)
     theirs.save_pretrained(tmp_path)
     task = SimMim(read(tmp_path, classes=0).model, SimMimSettings(mask_size=8, mask_ratio=0.7)).eval()
-    assert task.load_parts(theirs.state_dict()) == "the mask token and the decoder"
+    assert task.load_parts(theirs.state_dict()) == "mask_token, decoder.0.weight, decoder.0.bias"
     assert task.load_parts(task.backbone.state_dict()) == ""
 
     images = torch.randn(3, 3, 16, 16)
@@ -100,12 +100,13 @@ def test_figure_shows_the_prediction_in_hidden_squares_only() -> None:
     source = open_image_source(task, make_data(), RECIPE)
     task.setup(source, RECIPE)
     (figure,) = task.draw_figures(source, device)
-    arrays = figure.arrays
-    assert len(arrays["input"]) == 8
-    assert arrays["mask"].mean() == 0.75, "3 of 4 squares"
-    assert (arrays["prediction"] == arrays["input"])[~arrays["mask"]].all()
-    assert (arrays["masked"][arrays["mask"]] == 128).all()
-    assert not (arrays["prediction"] == arrays["input"])[arrays["mask"]].all()
+    assert figure.arrays.keys() == {"images", "masked", "predicted", "errors"}
+    assert len(figure.arrays["images"]) == 8
+    mask = (figure.arrays["masked"] == 0.5).all(-1)
+    assert mask.mean() == 0.75, "3 of 4 squares"
+    changed = (figure.arrays["predicted"] != figure.arrays["images"]).any(-1)
+    assert (changed == mask).mean() > 0.99
+    assert task.training
     assert figure.to_png().startswith(b"\x89PNG")
 
 
@@ -126,7 +127,19 @@ def test_squares_that_do_not_fit_are_refused(settings: SimMimSettings, numbers: 
     assert "mask_size" in error.value.fields or "mask_ratio" in error.value.fields
 
 
-def test_models_that_mix_patches_are_refused() -> None:
+def test_parts_of_a_run_are_loaded() -> None:
+    task, other = make_task(), make_task(width=24)
+    saved = {f"task.{name}": torch.full_like(weight, 3) for name, weight in task.named_parameters()}
+    assert "decoder.0.bias" in task.load_parts(saved)
+    assert (task.mask_token == 3).all()
+    with pytest.raises(CheckpointError, match=r"mask_token .* \(1, 1, 12\); expected \(1, 1, 24\)"):
+        other.load_parts(saved)
+
+
+def test_models_that_mix_or_pool_patches_are_refused() -> None:
+    pooled = make_task(pool="mean_norm")
+    with pytest.raises(ConfigError, match="'mean_norm'"):
+        pooled.check(open_image_source(pooled, make_data(), RECIPE), RECIPE, Ranks())
     task = SimMim(vitrail.create("cct_cpu_32", image_size=16, classes=0), SETTINGS)
     with pytest.raises(ConfigError, match=r"SimMIM needs patches that can be masked; .* convolutions mix patches"):
         task.check(open_image_source(task, make_data(), RECIPE), RECIPE, Ranks())

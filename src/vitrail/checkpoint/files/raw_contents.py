@@ -105,8 +105,11 @@ class RawContents:
     weights: PretrainedWeights | None = None  # the public weights that it is known to be
 
 
-def read_raw_contents(path: Path) -> RawContents:
-    """Read a file, or a folder as on a hub: weights in one or more files, config.json, preprocessor_config.json."""
+def read_raw_contents(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
+    """Read a file, or a folder as on a hub: weights in one or more files, config.json, preprocessor_config.json.
+
+    Of a training run with a teacher, the teacher is read, or all `parts` by PART.NAME, for example student.norm.weight.
+    """
     with wrap_damaged_file_errors(path):
         if path.is_dir():
             files, folder = find_weight_files(path), path
@@ -116,32 +119,32 @@ def read_raw_contents(path: Path) -> RawContents:
             raise CheckpointError(f"{path} is neither a file nor a folder; expected a checkpoint")
         else:
             raise CheckpointError(f"{path} does not exist; expected a checkpoint file or folder")
-    parts = read_shards(files)
+    shards = read_shards(files, parts)
     return replace(
-        parts[0],
+        shards[0],
         path=path,
-        tensors={name: tensor for part in parts for name, tensor in part.tensors.items()},
+        tensors={name: tensor for shard in shards for name, tensor in shard.tensors.items()},
         config=None if folder is None else read_json_if_exists(folder / CONFIG_FILE),
         preprocessor=None if folder is None else read_json_if_exists(folder / PREPROCESSOR_FILE),
     )
 
 
-def read_shards(files: list[Path]) -> list[RawContents]:
+def read_shards(files: list[Path], parts: tuple[str, ...] = ()) -> list[RawContents]:
     """Read the files of one model. No tensor may be in two of them: links to one file could fill the memory."""
-    parts, owners = list[RawContents](), dict[str, Path]()
+    shards, owners = list[RawContents](), dict[str, Path]()
     for path in files:
-        part = read_weight_file(path)
-        duplicate = next((name for name in part.tensors if name in owners), None)
+        shard = read_weight_file(path, parts)
+        duplicate = next((name for name in shard.tensors if name in owners), None)
         if duplicate is not None:
             raise CheckpointError(
                 f"{owners[duplicate]} and {path} both contain {duplicate}; expected each tensor in one file"
             )
-        owners |= dict.fromkeys(part.tensors, path)
-        parts.append(part)
-    return parts
+        owners |= dict.fromkeys(shard.tensors, path)
+        shards.append(shard)
+    return shards
 
 
-def read_weight_file(path: Path) -> RawContents:
+def read_weight_file(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
     """Read one file; its kind is detected from its first bytes, not from its name."""
     with wrap_damaged_file_errors(path):
         if not path.is_file():
@@ -149,11 +152,11 @@ def read_weight_file(path: Path) -> RawContents:
         with os.fdopen(open_regular_file_descriptor(path), "rb") as file:
             start, size = file.read(32), os.fstat(file.fileno()).st_size
             if start[:2] == b"PK":
-                return read_torch_or_npz_zip(path, file, size)
+                return read_torch_or_npz_zip(path, file, size, parts)
             if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
                 return read_safetensors(path, file, size)
             if start[:1] == b"\x80":
-                return read_legacy_torch_file(path, file, size)
+                return read_legacy_torch_file(path, file, size, parts)
     kinds = (kind for signature, kind in OTHER_FILE_SIGNATURES.items() if start.startswith(signature))
     kind = next(kinds, "of an unknown kind") if size else "empty"
     raise CheckpointError(f"{path} is {kind}; expected .safetensors, .npz, or .pth or .bin written by torch.save")
@@ -190,7 +193,7 @@ def read_safetensors(path: Path, file: IO[bytes], size: int) -> RawContents:
     return RawContents(path=path, kind="safetensors", tensors=dict(sorted(tensors.items())), header=metadata)
 
 
-def read_torch_or_npz_zip(path: Path, file: IO[bytes], size: int) -> RawContents:
+def read_torch_or_npz_zip(path: Path, file: IO[bytes], size: int, parts: tuple[str, ...]) -> RawContents:
     check_zip_directory(path, file, size)
     with zipfile.ZipFile(file) as archive:
         check_zip_entries(path, file, size, archive)
@@ -221,10 +224,10 @@ def read_torch_or_npz_zip(path: Path, file: IO[bytes], size: int) -> RawContents
         order = archive.read(f"{folder}/byteorder").decode() if f"{folder}/byteorder" in entries else "little"
         if order not in ("little", "big"):
             raise PickleError(f"has an unknown byte order {order!r}")
-        return read_pickled_tensors(path, data, size, StorageReader(pickles.storages, read, order))
+        return read_pickled_tensors(path, data, size, StorageReader(pickles.storages, read, order), parts)
 
 
-def read_legacy_torch_file(path: Path, file: IO[bytes], size: int) -> RawContents:
+def read_legacy_torch_file(path: Path, file: IO[bytes], size: int, parts: tuple[str, ...]) -> RawContents:
     """Read the format of torch.save until 1.6: five pickles, the first a magic number, then the values."""
     file.seek(0)
     pickles = TorchPickleReader(size, lambda _: size)
@@ -240,7 +243,7 @@ def read_legacy_torch_file(path: Path, file: IO[bytes], size: int) -> RawContent
     def read(key: str, memory: memoryview) -> None:
         fill_memory_from_file(file, offsets[key], memory)
 
-    return read_pickled_tensors(path, data, size, StorageReader(pickles.storages, read, "little"))
+    return read_pickled_tensors(path, data, size, StorageReader(pickles.storages, read, "little"), parts)
 
 
 def find_legacy_offsets(
@@ -261,13 +264,18 @@ def find_legacy_offsets(
     return offsets
 
 
-def read_pickled_tensors(path: Path, data: Any, size: int, reader: StorageReader) -> RawContents:
+def read_pickled_tensors(
+    path: Path, data: Any, size: int, reader: StorageReader, parts: tuple[str, ...]
+) -> RawContents:
     """Read the weights that a pickle describes, but not its other tensors, such as the optimizer state."""
     if not isinstance(data, dict):
         kind = "Tensor" if isinstance(data, TensorLocation | UnsupportedTensor) else type(data).__name__
         raise CheckpointError(f"{path} contains a {kind}; expected a dict of names and tensors")
     wrapper = find_state_dict_key(data)
     values = data[wrapper] if wrapper else data
+    if wrapper == "teacher" and parts:
+        named = {part: data[part] for part in parts if isinstance(data.get(part), dict)}
+        values = {f"{part}.{name}": each for part, held in named.items() for name, each in held.items()}
     unsupported = [name for name, each in values.items() if isinstance(each, UnsupportedTensor)]
     locations = {name: each for name, each in values.items() if isinstance(each, TensorLocation)}
     if not all(isinstance(name, str) for name in (*unsupported, *locations)):

@@ -1,5 +1,6 @@
-"""MAE: the encoder, perhaps with a decoder, which is ignored; or fine-tuned, with a norm after the mean of patches."""
+"""MAE: the encoder, perhaps with a decoder; or fine-tuned, with a norm after the mean of patches."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import choose_source, get_source
 from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.name_table import convert_to_our_tensors
 from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import deit, timm
+from vitrail.models.parts.hf_names import HF_VIT_TABLE
 
 NAME = "mae"
 DECODER_PATTERN = r"mask_token|decoder_.*"
+HF_DECODER_PREFIX = "decoder."  # in transformers
+HF_DECODER_BLOCK = re.compile(r"decoder_(?:layers|encoder\.layer)\.")  # the second since v5
 
 
 def matches(contents: RawContents) -> bool:
@@ -57,6 +62,21 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     layout.check_representable(NAME, description.config, source.supported)
     layout.rename_and_write_tensors(NAME, tensors, source.table, description.config["heads"], path, wrapper="model")
     return source.assumed
+
+
+def collect_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder in a file of the authors or of transformers, by the authors' names; empty if there is none."""
+    names = layout.strip_common_prefixes(tensors, *timm.WRAPPER_PREFIXES)
+    found = {name.removeprefix(HF_DECODER_PREFIX): tensor for name, tensor in names.items()}
+    found = {name: tensor for name, tensor in found.items() if re.fullmatch(DECODER_PATTERN, name)}
+    if "decoder_embed.weight" not in found:
+        return {}
+    layers = {name: tensor for name, tensor in found.items() if HF_DECODER_BLOCK.match(name)}
+    prefix = "layers." if any(".mlp." in name for name in layers) else "encoder.layer."  # in memory, and on disk
+    renamed = {HF_DECODER_BLOCK.sub(prefix, name): tensor for name, tensor in layers.items()}
+    blocks, _ = convert_to_our_tensors(renamed, HF_VIT_TABLE)
+    rest = {name: tensor for name, tensor in found.items() if name not in layers}
+    return {**rest, **{f"decoder_{name}": tensor for name, tensor in blocks.items()}}
 
 
 LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)

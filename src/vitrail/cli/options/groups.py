@@ -2,8 +2,10 @@
 
 from cyclopts import Group
 
+TASKS = Group("Tasks", sort_key=0)
 COMMON = Group("Common options", sort_key=1)
 DISTILLATION = Group("Distillation", sort_key=2)
+TASK = Group("Settings of the task", sort_key=2)
 OPTIMIZER = Group("Optimizer", sort_key=3)
 AUGMENTATION = Group("Augmentation", sort_key=4)
 LOOP = Group("Training loop", sort_key=5)

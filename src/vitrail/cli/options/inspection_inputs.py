@@ -8,6 +8,7 @@ from vitrail.cli.options.values import parse_fields, read_labels_file
 
 if TYPE_CHECKING:
     from vitrail.inspection.explain import Explainer
+    from vitrail.loaded_model import LoadedModel
 
 
 def open_explainer(
@@ -17,19 +18,29 @@ def open_explainer(
     device: str,
     labels: Path | None = None,
 ) -> "Explainer":
+    """Open a model for attention maps with the values of --set, --preprocessing, --device and --labels."""
+    from vitrail.inspection.explain import Explainer
+
+    return Explainer(open_inspected_model(checkpoint, fields, preprocessing, device, labels))
+
+
+def open_inspected_model(
+    checkpoint: str,
+    fields: Sequence[str] | None,
+    preprocessing: Sequence[str] | None,
+    device: str,
+    labels: Path | None = None,
+) -> "LoadedModel":
     """Open a model with the values of --set, --preprocessing, --device and --labels."""
     config_fields, how = parse_fields(fields), parse_fields(preprocessing, "--preprocessing")
 
     from vitrail.distributed import Ranks, resolve_device
-    from vitrail.inspection.explain import Explainer
     from vitrail.loading import open_torch_model
 
-    return Explainer(
-        open_torch_model(
-            checkpoint,
-            fields=config_fields,
-            preprocessing=how or None,
-            labels=None if labels is None else read_labels_file(labels),
-            device=resolve_device(device, Ranks()),
-        )
+    return open_torch_model(
+        checkpoint,
+        fields=config_fields,
+        preprocessing=how or None,
+        labels=None if labels is None else read_labels_file(labels),
+        device=resolve_device(device, Ranks()),
     )

@@ -1,15 +1,18 @@
 """Recipe settings as command line flags of the same names."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import make_dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import Field, fields, make_dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
-from cyclopts import Parameter, Token, convert
+from cyclopts import Group, Parameter, Token, convert
 from cyclopts.exceptions import CoercionError
 
-from vitrail.cli.options.groups import AUGMENTATION, COMMON, DISTILLATION, LOOP, OPTIMIZER, SPEED
-from vitrail.recipes.recipe import SECTIONS, list_settings, open_recipe
+from vitrail.cli.options.groups import AUGMENTATION, COMMON, DISTILLATION, LOOP, OPTIMIZER, SPEED, TASK
+from vitrail.errors import ConfigError
+from vitrail.recipes.pretraining_settings import SETTINGS, TASKS_WITH_VIEWS
+from vitrail.recipes.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
+from vitrail.recipes.schedule import Schedule, parse_schedule
 
 SECTION_GROUPS = {"loop": LOOP, "optimization": OPTIMIZER, "augmentation": AUGMENTATION, "distillation": DISTILLATION}
 SETTING_GROUPS = {
@@ -17,25 +20,38 @@ SETTING_GROUPS = {
     **dict.fromkeys(("accumulate", "precision", "compile"), SPEED),
 }
 SHOWN_RECIPE = "fashion"  # the help shows its values: it is the default recipe without options
+LABEL_SETTINGS = ("mixup", "cutmix", "smoothing", "erase", "early_size", "early_share")  # of classification only
 
 
-def make_flags_class(sections: Iterable[str]) -> Any:
-    """A dataclass of all settings in these sections, each None by default."""
+def make_flags_class(sections: Collection[str], task: str | None = None) -> Any:
+    """A dataclass of all settings in these sections, and of a task without labels, each None by default."""
     found = list[tuple[str, Any, Any]]()
+    own = {} if task is None else {each.name: each for each in fields(SETTINGS[task])}
+    recipe = SHOWN_RECIPE if task is None else f"{task}-cpu"
+    if task is not None:
+        hints = get_type_hints(SETTINGS[task])
+        found += [make_flag(each, hints[each.name], TASK, recipe) for each in own.values()]
     for section, each in list_settings(sections):
-        hint = get_type_hints(SECTIONS[section])[each.name]
-        hint = tuple[float, float] if hint == tuple[float, ...] else hint
-        how = Parameter(
-            help=each.metadata["help"],
-            group=SETTING_GROUPS.get(each.name, SECTION_GROUPS[section]),
-            negative=f"--no-{each.name.replace('_', '-')}" if hint is bool else (),
-            converter=convert_whole_number if int in (hint, *get_args(hint)) else None,
-            show_default=partial(describe_recipe_value, each.name),
-        )
-        found.append((each.name, Annotated[hint | None, how], None))
+        if each.name not in own and not (task and each.name in LABEL_SETTINGS):
+            group = SETTING_GROUPS.get(each.name, SECTION_GROUPS[section])
+            found.append(make_flag(each, get_type_hints(SECTIONS[section])[each.name], group, recipe))
     made = make_dataclass("Settings", found, kw_only=True)
     made.__module__ = __name__
     return made
+
+
+def make_flag(setting: Field[Any], hint: Any, group: Group, recipe: str) -> tuple[str, Any, Any]:
+    """Name, type and default of a flag."""
+    hint = tuple[float, float] if hint == tuple[float, ...] else hint
+    scheduled = hint is Schedule
+    how = Parameter(
+        help=setting.metadata["help"] + " START:END changes it during the run." * scheduled,
+        group=group,
+        negative=f"--no-{setting.name.replace('_', '-')}" if hint is bool else (),
+        converter=convert_whole_number if int in (hint, *get_args(hint)) else None,
+        show_default=partial(describe_recipe_value, recipe, setting.name),
+    )
+    return setting.name, Annotated[(str if scheduled else hint) | None, how], None
 
 
 def convert_whole_number(hint: Any, tokens: Sequence[Token]) -> Any:
@@ -45,18 +61,29 @@ def convert_whole_number(hint: Any, tokens: Sequence[Token]) -> Any:
     return convert(hint, tokens)
 
 
-def describe_recipe_value(name: str, _: object) -> str:
+def describe_recipe_value(recipe: str, name: str, _: object) -> str:
     """The value of a setting in the default recipe, for the help."""
-    value = read_shown_recipe()[name]
+    value = read_shown_values(recipe)[name]
     if isinstance(value, bool):
         return f"recipe: {'on' if value else 'off'}"
+    if isinstance(value, Schedule):
+        return f"recipe: {value.start:g}{'' if value.end is None else f':{value.end:g}'}"
     values = value if isinstance(value, tuple | list) else (value,)
     return f"recipe: {' '.join(f'{each:g}' if isinstance(each, float) else str(each).lower() for each in values)}"
 
 
 @cache
-def read_shown_recipe() -> dict[str, Any]:
-    return open_recipe(SHOWN_RECIPE).to_flat_dict()
+def read_shown_values(recipe: str) -> dict[str, Any]:
+    """All settings of a recipe by flat name, those of its task too."""
+    known = recipe in list_builtin_recipe_names()
+    opened = open_recipe(recipe) if known else Recipe(task={"name": recipe.removesuffix("-cpu")})
+    settings = SETTINGS.get(opened.task.get("name", ""))
+    if settings is None:
+        return opened.to_flat_dict()
+    hints = get_type_hints(settings)
+    task = {each.name: opened.task.get(each.name, each.default) for each in fields(settings)}
+    schedules = {name: parse_schedule(value, name) for name, value in task.items() if hints[name] is Schedule}
+    return opened.to_flat_dict() | task | schedules
 
 
 if TYPE_CHECKING:
@@ -66,10 +93,36 @@ if TYPE_CHECKING:
     class DistillRecipeFlags: ...
 
 else:
-    RecipeFlags = make_flags_class(section for section in SECTIONS if section != "distillation")
+    RecipeFlags = make_flags_class([section for section in SECTIONS if section != "distillation"])
     DistillRecipeFlags = make_flags_class(SECTIONS)
 
 
-def collect_given_flags(values: object) -> dict[str, Any]:
-    """The settings given on the command line."""
-    return {name: value for name, value in vars(values or object).items() if value is not None and name[0] != "_"}
+@cache
+def make_pretraining_flags_class(task: str) -> Any:
+    """The flags of `vitrail pretrain TASK`; a task that makes views of its own does not use the augmentation."""
+    unused = ("distillation", *["augmentation"] * (task in TASKS_WITH_VIEWS))
+    return make_flags_class([section for section in SECTIONS if section not in unused], task)
+
+
+def collect_given_flags(values: object, task: str | None = None) -> dict[str, Any]:
+    """The settings given on the command line, as `Recipe.with_settings` takes them."""
+    given = {name: value for name, value in vars(values or object).items() if value is not None and name[0] != "_"}
+    if task is None:
+        return given
+    hints = get_type_hints(SETTINGS[task])
+    own = {name: given.pop(name) for name in hints if name in given}
+    for name, value in own.items():
+        own[name] = parse_schedule_flag(name, value) if hints[name] is Schedule else value
+    return {**given, "task": {"name": task, **own}}
+
+
+def parse_schedule_flag(name: str, text: str) -> float | dict[str, float]:
+    """A number, or START:END."""
+    try:
+        values = [float(part) for part in text.split(":")]
+    except ValueError:
+        values = []
+    if not 1 <= len(values) <= 2:
+        option = f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{option} {text!r}; expected a number, or START:END such as 0.99:1")
+    return values[0] if len(values) == 1 else {"start": values[0], "end": values[1]}

@@ -1,7 +1,6 @@
-"""The options of `vitrail train`, `distill`, `ablate` and `study positions`, and the request that they make."""
+"""The options of the commands that train, and the request that they make."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -106,12 +105,12 @@ class TrainFlags:
             name, changes, data=self.data, model=self.model, init=self.init, fields=fields, default_model=default_model
         )
 
-    def make_request(self, recipe: Recipe, **teacher: Any) -> "Request":
-        """The request for a run of this recipe; `teacher` has what `make_request` takes about one."""
+    def make_request(self, recipe: Recipe, **others: Any) -> "Request":
+        """The request for a run of this recipe; `others` has what else `make_request` takes."""
         from vitrail.recipes.request import make_request
 
         given = {name: vars(self)[name] for name in ("data", "init", "val_share", "real", "cache")}
-        return make_request(recipe, **given, trusted_code=self.trusted_code, **teacher)
+        return make_request(recipe, **given, trusted_code=self.trusted_code, **others)
 
     @property
     def trusted_code(self) -> list[str]:
@@ -121,6 +120,7 @@ class TrainFlags:
         return list_trusted_code(self.model, self.trust_code or ())
 
     def make_runtime(self) -> "Runtime":
+        from vitrail.cli.output.messages import print_line
         from vitrail.cli.output.progress import progress_bar
         from vitrail.train.runtime import Runtime
 
@@ -129,7 +129,7 @@ class TrainFlags:
             workers=self.workers,
             threads=self.threads,
             strict=self.strict,
-            report=partial(print, flush=True),
+            report=print_line,
             progress=progress_bar,
         )
 
@@ -147,7 +147,7 @@ class RunFlags(TrainFlags):
     out
         Folder of the run. [default: a new folder in runs/]
     resume
-        Folder of a run to continue, with bit-identical results.
+        Folder of a run to continue, with bit-identical results. With --epochs or --minutes, a finished run is extended.
     dry_run
         Check data, model, memory and speed, estimate the time, and write nothing.
     """
@@ -157,16 +157,50 @@ class RunFlags(TrainFlags):
     resume: Path | None = None
     dry_run: Annotated[bool, Parameter(negative=())] = False
 
-    def check_resume_alone(self, others: dict[str, Any]) -> None:
-        """Refuse options of the run itself together with --resume."""
+    def check_resume_alone(self, others: dict[str, Any]) -> dict[str, Any]:
+        """Refuse options of the run itself together with --resume; return the new length of a run to extend."""
         names = ("data", "model", "recipe", "init", "out", "val_share", "real", "cache", "image_size")
         set_flags = {**{name: vars(self)[name] for name in names}, "set": self.fields, "dry_run": self.dry_run or None}
-        other = [name for name, value in {**set_flags, **self.given_rates, **others}.items() if value is not None]
-        if other:
+        given = {
+            name: value for name, value in {**set_flags, **self.given_rates, **others}.items() if value is not None
+        }
+        length = {name: given.pop(name) for name in ("epochs", "minutes") if name in given}
+        if given:
+            other = next(iter(given)).replace("_", "-")
             raise ConfigError(
-                f"--resume {self.resume} with --{other[0].replace('_', '-')}; expected it alone: a run keeps its "
-                "settings; to change them, start a new run from its weights with --init"
+                f"--resume {self.resume} with --{other}; expected it alone, or with --epochs or --minutes to extend "
+                "the run: a run keeps its settings; to change them, start a new run from its weights with --init"
             )
+        return length
+
+
+@reflow_docstring
+@dataclass(frozen=True, kw_only=True)
+class PretrainFlags(RunFlags):
+    """The options that are not settings of a recipe, for one run of a task without labels.
+
+    Parameters
+    ----------
+    data
+        Folder of images, with or without one subfolder per class, CIFAR-10 or -100, MNIST files, ImageNet, or
+        'fashion', which is bundled. [default: fashion]
+    recipe
+        Training settings: TASK-cpu, for CIFAR-10 on two CPU cores, TASK, as in the paper, or a .yaml file of your own
+        for this task. [default: TASK-cpu]
+    then
+        What follows: probe measures the features with the labels of the data and writes a table and a figure into the
+        run, finetune trains a classifier from the model with the recipe finetune. [default: nothing]
+    """
+
+    data: str | None = None
+    recipe: str | None = None
+    then: Literal["probe", "finetune"] | None = None
+
+    def check_resume_alone(self, others: dict[str, Any]) -> dict[str, Any]:
+        return super().check_resume_alone({**others, "then": self.then})
+
+    def make_request(self, recipe: Recipe, **others: Any) -> "Request":
+        return super().make_request(recipe, **others, then=self.then)
 
 
 @reflow_docstring

@@ -17,6 +17,7 @@ METAVARS = {  # the values of options that take text; of others NAME
     "PATH": ("--data", "--check"),
     "SIZE": ("--image-size", "--patch-size"),
     "LIST": ("--batches", "--engines", "--peers", "--tokens"),
+    "START:END": ("--teacher-momentum", "--teacher-temperature"),
     "INT": ("--threads", "--classes", "--layer", "--head"),
 }
 HIDDEN_DEFAULTS = (None, "False", '""')  # of flags, and of options that are off

@@ -7,7 +7,12 @@ from vitrail.cli import name_options
 from vitrail.errors import VitrailError
 from vitrail.output_streams import get_binary_buffer
 
-FIELDS_IN_NOTES = ("resume", "overwrite", "data")
+FIELDS_IN_NOTES = ("resume", "overwrite", "data", "init", "epochs")
+
+
+def print_line(text: str) -> None:
+    """A line of a report, at once."""
+    print(name_options(text, FIELDS_IN_NOTES), flush=True)
 
 
 def print_note(text: str) -> None:

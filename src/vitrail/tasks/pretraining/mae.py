@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.checkpoint.sources.mae import collect_decoder
 from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.evaluation.representation import feature_spread
 from vitrail.figures import CaptionedFigure
 from vitrail.models.contract import ImageModel
@@ -45,6 +46,7 @@ RELATIVE_LOSS_METRIC = Metric(
     name="relative_loss", label="loss relative to the mean patch", higher_is_better=False, quantity="relative loss"
 )
 FIGURE_IMAGES = 8
+AUTHORS_HEAD_WIDTH = 32  # of the decoder
 
 
 class MaskedAutoencoder(Pretraining):
@@ -124,6 +126,32 @@ class MaskedAutoencoder(Pretraining):
         found = super().evaluate(source, clock, **options)
         ratio = found.metrics["loss"] / found.metrics["baseline_loss"]  # not the mean of the ratios
         return replace(found, metrics={**found.metrics, "relative_loss": ratio})
+
+    def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
+        """Load the decoder of a file of the authors or of transformers, with the width and depth that it has there."""
+        found = collect_decoder(tensors)
+        if not found:
+            return ""
+        blocks = {name.split(".")[1] for name in found if name.startswith("decoder_blocks.")}
+        width, depth = len(found["decoder_embed.weight"]), len(blocks)
+        heads = self.settings.decoder_heads  # a file does not say; those of the authors are 32 wide
+        if width != self.settings.decoder_width and width % AUTHORS_HEAD_WIDTH == 0:
+            heads = width // AUTHORS_HEAD_WIDTH
+        self.settings = replace(self.settings, decoder_width=width, decoder_depth=depth, decoder_heads=heads)
+        self.decoder = self.make_decoder(self.settings)
+        own = self.decoder.state_dict()
+        table = found.pop("decoder_pos_embed", own["mask_token"])
+        fits = table.shape == own["decoder_pos_embed"].shape
+        found["decoder_pos_embed"] = table if fits else own["decoder_pos_embed"]  # fixed: another grid has its own
+        for name in sorted({*own, *found}):
+            given, expected = (tuple(each[name].shape) if name in each else "missing" for each in (found, own))
+            if given != expected:
+                raise CheckpointError(
+                    f"{name} of the decoder is {given}; expected {expected} for this model: use one of the same patch "
+                    "size, channels and width as in the file, or a file without a decoder"
+                )
+        self.decoder.load_state_dict({name: tensor.float() for name, tensor in found.items()})
+        return f"the decoder, {depth} blocks of width {width} with {heads} heads"
 
     def compile_backbone(self) -> None:
         for module in self.list_compiled_modules():

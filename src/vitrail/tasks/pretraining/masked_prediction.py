@@ -4,16 +4,20 @@ predicted from their own tokens.
 B images, C channels, n patches of p×q pixels, K of them hidden, D width.
 """
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
+from vitrail.errors import CheckpointError, ConfigError
 from vitrail.evaluation.representation import feature_spread
 from vitrail.layers.positions import Grid
+from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import check_patches_can_be_masked
@@ -39,6 +43,7 @@ class MaskedPrediction(Pretraining):
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
         check_patches_can_be_masked(self.method, self.backbone)
+        check_tokens_are_read(self.method, self.backbone)
         super().check(source, recipe, ranks)
 
     def encode(self, x: Tensor, grid: Grid) -> Tensor:
@@ -61,11 +66,55 @@ class MaskedPrediction(Pretraining):
         )
         return (images * std + mean).clamp(0, 1)
 
+    def load_own_weights(self, tensors: Mapping[str, Tensor], other_names: Mapping[str, tuple[str, ...]]) -> str:
+        """Load everything but the backbone, from a run or from a file where some weights have `other_names`."""
+        own = {name: weight for name, weight in self.named_parameters() if not name.startswith("backbone.")}
+        places = {name: (f"task.{name}", name, *other_names.get(name, ())) for name in own}
+        found = {name: next((tensors[each] for each in places[name] if each in tensors), None) for name in own}
+        for name, value in found.items():
+            if value is None:
+                return ""
+            if own[name].numel() != value.numel():
+                raise CheckpointError(
+                    f"{name} of {self.method} has the shape {tuple(value.shape)}; expected {tuple(own[name].shape)} "
+                    "for this model and these settings; change them, or start from the model/ folder of the run"
+                )
+            own[name].data.copy_(value.reshape(own[name].shape))
+        return ", ".join(own)
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Evaluation mode, undone at the end."""
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def compile_backbone(self) -> None:
+        for block in self.backbone.blocks:  # the backbone itself is not called
+            block.compile()
+
+    def restore_eager(self) -> None:
+        for block in self.backbone.blocks:
+            block._compiled_call_impl = None  # torch has no public way
+
     def load_figure_images(self, source: ImageSource, device: torch.device) -> Any:
         """A batch of validation images, evenly spaced; of training images if there are none."""
         images = source.data.val or source.train_images
         places = torch.linspace(0, len(images) - 1, min(FIGURE_IMAGES, len(images))).long().numpy()
         return next(iter(evaluation_batches(DatasetSubset(images, places), source.preprocessing))).to(device)
+
+
+def check_tokens_are_read(method: str, model: ImageModel) -> None:
+    """Refuse models with layers after the tokens of the patches, which would not be trained."""
+    if isinstance(model.get_submodule(model.final_norm), nn.Identity) or model.attention_pool:
+        raise ConfigError(
+            f"{method} trains the tokens of the patches, but not layers that pool them (pool 'mean_norm' or 'map'); "
+            "use `pool` mean or class; fine-tuning can change it"
+        )
 
 
 def mean_colour_error(source: ImageSource, power: int, scale: Tensor | None = None) -> float:

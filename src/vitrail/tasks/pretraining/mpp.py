@@ -135,13 +135,20 @@ class Mpp(MaskedPrediction):
         hits, common = logits.detach().argmax(-1) == classes, classes == self.commonest
         return loss, {"accuracy": hits.float().mean(), "commonest": common.float().mean()}
 
+    def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
+        """From a run with the same target."""
+        return self.load_own_weights(tensors, {})
+
     @torch.no_grad()
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
         batch = self.load_figure_images(as_image_source(source, self), device)
+        if not batch.size:
+            return []
         images = self.normalise(batch["images"])
         grid = (images.shape[-2] // self.patch[0], images.shape[-1] // self.patch[1])
         corruption = draw_corruption(batch.keys["images"], grid[0] * grid[1], self.settings).to(device)
-        _, outputs = self.eval().predict(images, corruption)
+        with self.evaluating():
+            _, outputs = self.predict(images, corruption)
         true = self.scale_pixels(batch["images"])
         patches, corrupted = split_into_patches(true, self.patch), corruption.corrupted
         places = corrupted[..., None].expand(-1, -1, patches.shape[-1])

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.checkpoint.files.raw_contents import read_raw_contents
+from vitrail.checkpoint.model_location import locate_or_download_checkpoint
+from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, is_run_folder
 from vitrail.data.datasets import DatasetSubset, ImageDataset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
@@ -117,6 +120,32 @@ class Pretraining(ImageTask):
         return ""
 
 
-def build_pretraining(request: Request, context: BuildContext, make_task: Callable[[Any], Task]) -> TaskSetup:
-    """A task without labels, from a request."""
-    return build_image_task(request, context, make_task)
+def build_pretraining(request: Request, context: BuildContext, make_task: Callable[[Any], Pretraining]) -> TaskSetup:
+    """A task without labels, from a request; parts besides the backbone are loaded if `init` has them."""
+    if request.init is None:
+        return build_image_task(request, context, make_task)
+    tensors, init = read_part_tensors(request.init), request.init
+
+    def make_task_with_parts(model: Any) -> Task:
+        task = make_task(model)
+        loaded = task.load_parts(tensors)
+        others = any(not name.startswith("backbone.") for name, _ in task.named_parameters())
+        if loaded:
+            context.report(f"note   also from {init}: {loaded}")
+        elif others:
+            context.report(f"note   {init} has only the backbone; the other weights of the task are new")
+        return task
+
+    return build_image_task(request, context, make_task_with_parts)
+
+
+def read_part_tensors(init: str) -> dict[str, Tensor]:
+    """The tensors of a file by the names that they have in it; of a run, those of its task but the backbone."""
+    path = locate_or_download_checkpoint(init)
+    if not is_run_folder(path):
+        return read_raw_contents(path).tensors
+    checkpoints = sorted((path / CHECKPOINTS_FOLDER).glob("step-*.safetensors"))
+    state = read_raw_contents(checkpoints[-1]).tensors if checkpoints else {}
+    averaged = any(name.startswith("average/") for name in state)  # with `ema`, as the model of the run
+    prefix = "average/task." if averaged else "model/task."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

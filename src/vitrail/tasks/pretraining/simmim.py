@@ -24,11 +24,11 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
-from vitrail.tasks.pretraining.image_columns import plot_image_columns
 from vitrail.tasks.pretraining.masked_prediction import MaskedPrediction, mean_colour_error
 from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches, take_patches
 from vitrail.tasks.pretraining.pretraining import build_pretraining
 from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
+from vitrail.tasks.pretraining.reconstruction import Reconstruction, make_reconstruction, make_reconstruction_figure
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
 MASK_TOKEN_NAMES = ("encoder.mask_token", "vit.embeddings.mask_token")  # the authors', transformers'
@@ -86,49 +86,35 @@ class SimMim(MaskedPrediction):
         return errors / (targets.numel() / channels + 1e-5) / channels  # 1e-5 as in the authors' code
 
     def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
-        token = next((tensors[name] for name in MASK_TOKEN_NAMES if name in tensors), None)
-        if token is None or not {"decoder.0.weight", "decoder.0.bias"} <= tensors.keys():
-            return ""
-        parts = {
-            "mask_token": token,
-            **{f"decoder.{name}": tensors[f"decoder.{name}"] for name in ("0.weight", "0.bias")},
-        }
-        for name, value in parts.items():
-            own = self.get_parameter(name)
-            if own.shape != value.shape:
-                raise ConfigError(f"{name} has the shape {tuple(value.shape)}; expected {tuple(own.shape)}")
-            own.data.copy_(value)
-        return "the mask token and the decoder"
+        """From a run, or from a file of the authors or of transformers."""
+        return self.load_own_weights(tensors, {"mask_token": MASK_TOKEN_NAMES})
 
     @torch.no_grad()
+    def reconstruct(self, images: Tensor, keys: NDArray[np.uint64]) -> Reconstruction:
+        """Predict the hidden squares of images, uint8 (B, C, H, W); masks are drawn by the keys."""
+        assert self.preprocessing is not None, "called before `setup`"
+        inputs = self.normalise(images)
+        size = (inputs.shape[-2], inputs.shape[-1])
+        hidden = hide_squares(keys, size, self.patch, self.settings).to(inputs.device)
+        with self.evaluating():
+            _, predictions = self.predict(inputs, hidden)
+        cells = predictions.float().unflatten(-1, (inputs.shape[1], -1)).transpose(-1, -2).flatten(2)  # (B, K, p·q·C)
+        pixels, places = split_into_patches(inputs, self.patch), hidden[..., None].expand_as(cells)
+        grid = (size[0] // self.patch[0], size[1] // self.patch[1])
+        pasted = join_patches(pixels.scatter(1, places, cells), self.patch, grid)
+        masks = join_patches(torch.zeros_like(pixels).scatter(1, places, 1.0), self.patch, grid)
+        return make_reconstruction(inputs, pasted, masks[:, 0] > 0, self.preprocessing)
+
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
         batch = self.load_figure_images(as_image_source(source, self), device)
-        images = self.normalise(batch["images"])
-        size = (images.shape[-2], images.shape[-1])
-        hidden = hide_squares(batch.keys["images"], size, self.patch, self.settings).to(device)
-        _, predictions = self.eval().predict(images, hidden)
-        cells = predictions.float().unflatten(-1, (images.shape[1], -1)).transpose(-1, -2).flatten(2)  # (B, K, p·q·C)
-        pixels, places = split_into_patches(images, self.patch), hidden[..., None].expand_as(cells)
-        grid = (size[0] // self.patch[0], size[1] // self.patch[1])
-        true, predicted = self.scale_pixels(images), join_patches(pixels.scatter(1, places, cells), self.patch, grid)
-        mask = join_patches(torch.zeros_like(pixels).scatter(1, places, 1.0), self.patch, grid)
-        loss = float(self.compute_loss(images, predictions, hidden))
-        return [
-            plot_image_columns(
-                name="reconstruction",
-                title="Reconstruction of masked squares",
-                caption=f"Validation images, the same with {self.settings.mask_ratio:.0%} of the squares of "
-                f"{self.settings.mask_size} pixels masked, and with the predicted pixels in these squares. The mean "
-                f"absolute error of normalised pixels is {loss:.3f}; that of each image's mean colour is "
-                f"{self.baseline:.3f} on training images.",
-                columns={
-                    "input": true,
-                    "masked": torch.where(mask > 0, 0.5, true),
-                    "prediction": self.scale_pixels(predicted),
-                },
-                arrays={"mask": (mask[:, 0] > 0).cpu().numpy()},
-            )
-        ]
+        if not batch.size:
+            return []
+        caption = (
+            f"Images, the same with {self.settings.mask_ratio:.0%} of the squares of {self.settings.mask_size} pixels "
+            "masked, with the predicted pixels in these squares, and the absolute error, from black to its largest "
+            "value."
+        )
+        return [make_reconstruction_figure(self.reconstruct(batch["images"], batch.keys["images"]), caption)]
 
 
 def count_hidden_squares(size: Grid, patch: Grid, settings: SimMimSettings) -> tuple[int, int]:

@@ -1,0 +1,37 @@
+"""DINO: self-distillation without labels (Caron 2021, arXiv 2104.14294)."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from vitrail.data.batch import Batch
+from vitrail.recipes.pretraining_settings import DinoSettings
+from vitrail.recipes.request import Request
+from vitrail.recipes.schedule import Clock
+from vitrail.tasks.pretraining.pretraining import build_pretraining
+from vitrail.tasks.pretraining.self_distillation import GLOBAL_CROPS, SelfDistillation, cross_entropy_between_crops
+from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup, parse_task_settings
+
+
+class Dino(SelfDistillation):
+    """The teacher sees the two global crops, the student all crops."""
+
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
+        crops = self.load_crops(batch)
+        features = torch.cat([self.backbone(each) for each in crops])  # (V·B, D)
+        student = self.heads["head"](features).unflatten(0, (-1, batch.size))  # (V, B, K)
+        seen = GLOBAL_CROPS * batch.size
+        with torch.no_grad():
+            teacher = self.teacher["head"](self.teacher["backbone"](crops[0][:seen]))
+            targets, entropy = self.compute_targets(teacher.unflatten(0, (-1, batch.size)), self.centres["head"], clock)
+        loss = cross_entropy_between_crops(student, targets, self.settings.student_temperature)
+        return loss, self.measure_step(features[:seen], targets, loss, entropy)
+
+
+def build_dino(request: Request, context: BuildContext) -> TaskSetup:
+    settings = parse_task_settings(TASK, request.recipe)
+    return build_pretraining(request, context, lambda model: Dino(model, settings))
+
+
+TASK = TaskKind(name="dino", settings=DinoSettings, build=build_dino, needs_classes=False)

@@ -1,0 +1,187 @@
+"""Image GPT (Chen 2020): predict each pixel's palette colour from the pixels before it, or masked pixels as in BERT.
+
+B batch, n pixels, K colours, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.data.batch import Batch
+from vitrail.data.datasets import DatasetSubset
+from vitrail.data.loader import evaluation_batches
+from vitrail.distributed import Ranks
+from vitrail.errors import ConfigError
+from vitrail.figures import CaptionedFigure, new_figure
+from vitrail.models.catalog import find_preset
+from vitrail.models.checks import pair
+from vitrail.models.igpt import IGPT
+from vitrail.recipes.pretraining_settings import IgptSettings
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.request import Request
+from vitrail.recipes.schedule import Clock
+from vitrail.tasks.image_task import as_image_source
+from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.pretraining.palette import compute_colour_entropy, make_palette, sample_pixels
+from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining, build_pretraining
+from vitrail.tasks.pretraining.random_masks import draw_mask
+from vitrail.tasks.pretraining.representation import feature_spread
+from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RELATIVE_LOSS_METRIC = Metric(
+    name="relative_loss", label="loss relative to the colour frequencies", higher_is_better=False
+)
+ACCURACY_METRIC = Metric(name="accuracy", label="accuracy of the predicted colours", is_share=True)
+FIGURE_IMAGES, SAMPLES = 4, 3
+
+
+class ImageGpt(Pretraining):
+    """The backbone predicts the palette colour of each pixel. A new model gets the palette of its training images."""
+
+    metrics = (LOSS_METRIC, RELATIVE_LOSS_METRIC, ACCURACY_METRIC, KNN_METRIC, SPREAD_METRIC, RANK_METRIC)
+    backbone: IGPT
+
+    def __init__(self, backbone: IGPT, settings: IgptSettings | None = None) -> None:
+        super().__init__()
+        self.backbone, self.settings = backbone, settings or IgptSettings()
+        self.register_buffer("colour_entropy", torch.ones(()))  # of the training images, in nats
+        self.colour_entropy: Tensor
+
+    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
+        if not isinstance(self.backbone, IGPT):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(self.backbone).__name__
+            raise ConfigError(
+                f"the task predicts palette colours, and this {kind} has no palette; use `model` igpt_cpu"
+            )
+        config, prepared = self.backbone.config, as_image_source(source, self).preprocessing
+        if config.causal is (self.settings.objective == "bert"):
+            raise ConfigError(
+                f"`objective` is {self.settings.objective}, and the model was built with causal={config.causal}; "
+                f"expected causal={not config.causal}"
+            )
+        if pair(prepared.image_size) != pair(config.image_size):
+            given, expected = ("×".join(map(str, pair(each.image_size))) for each in (prepared, config))
+            raise ConfigError(f"images of {given} pixels for a model of {expected}; expected the same size")
+        if {*prepared.mean, *prepared.std} != {0.5}:
+            raise ConfigError(
+                f"mean {prepared.mean} and std {prepared.std} of `preprocessing`; expected 0.5, since the palette is "
+                "in [−1, 1]"
+            )
+        super().check(source, recipe, ranks)
+
+    def initialise(self, source: Source, recipe: Recipe) -> None:
+        """Make the palette, unless the model was loaded with one, and measure how often its colours occur."""
+        model, images = self.backbone, as_image_source(source, self)
+        pixels = sample_pixels(images, recipe.loop.seed)
+        if model.config.channels > 1 and (pixels == pixels[:, :1]).all():
+            raise ConfigError(
+                f"the images of {images.name} are grey, and the palette has {model.config.channels} channels; expected "
+                "channels=1, with one mean and std in `preprocessing`"
+            )
+        if model.has_default_palette:
+            palette = make_palette(pixels, model.config.colours, recipe.loop.seed)
+            model.palette.copy_(torch.from_numpy(palette))
+        found = compute_colour_entropy(pixels, model.palette.double().cpu().numpy())
+        self.colour_entropy.fill_(max(found, 1e-6))
+
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
+        colours = self.backbone.quantise(self.normalise(batch["images"]))
+        hidden = self.draw_masks(batch.keys["images"], colours)
+        logits, features = self.backbone.predict(self.backbone.embed_colours(colours, hidden) + self.backbone.pos_embed)
+        if hidden is not None:  # every image has as many hidden pixels
+            logits, colours = logits[hidden], colours[hidden]
+        logits, colours = logits.flatten(0, -2), colours.flatten()
+        loss = F.cross_entropy(logits.float(), colours)
+        with torch.no_grad():
+            together = self.ranks if self.training else Ranks()  # evaluations have batches of different sizes
+            metrics = {
+                "relative_loss": loss.detach() / self.colour_entropy,
+                "accuracy": (logits.argmax(-1) == colours).float().mean(),
+                "spread": feature_spread(features, together),
+            }
+        return loss, metrics
+
+    def draw_masks(self, keys: NDArray[np.uint64], colours: Tensor) -> Tensor | None:
+        """For the objective bert, the same number of hidden pixels in each image, at least one: bool (B, n)."""
+        if self.settings.objective == "autoregressive":
+            return None
+        count = colours.shape[1]
+        return draw_mask(keys, count, max(round(self.settings.mask_ratio * count), 1)).to(colours.device)
+
+    def compile_backbone(self) -> None:
+        for block in self.backbone.blocks:
+            block.compile()
+
+    def restore_eager(self) -> None:
+        for block in self.backbone.blocks:
+            block._compiled_call_impl = None  # torch has no public way
+
+    def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
+        """Images, their upper half, and samples of the lower half; none for a model that is not causal."""
+        images = as_image_source(source, self)
+        dataset = images.data.val or images.train_images
+        places = np.linspace(0, len(dataset) - 1, min(FIGURE_IMAGES, len(dataset))).astype(np.int64)
+        batch = next(iter(evaluation_batches(DatasetSubset(dataset, places), images.preprocessing)))
+        if not batch.size or not self.backbone.config.causal:
+            return []
+        colours = self.backbone.quantise(self.normalise(batch["images"].to(device)))
+        completions = self.complete(colours, images.seed)
+        rows = [colours, *completions]
+        arrays = [self.backbone.paint(each).float().cpu().permute(0, 2, 3, 1).numpy() / 2 + 0.5 for each in rows]
+        given = arrays[0].copy()
+        given[:, given.shape[1] // 2 :] = 0.5
+        shown = {"images": arrays[0], "given": given, "samples": np.stack(arrays[1:])}
+        return [
+            CaptionedFigure(
+                name="completions",
+                title="Completions of the upper half",
+                caption=(
+                    f"Images in {self.backbone.config.colours} colours, the upper half that the model is given, and "
+                    f"{SAMPLES} samples of the lower half, pixel by pixel at temperature 1."
+                ),
+                arrays=shown,
+                draw=lambda: draw_completions(shown),
+            )
+        ]
+
+    def complete(self, colours: Tensor, seed: int) -> list[Tensor]:
+        """Sample the lower half of images, several times: (B, n) → SAMPLES × (B, n)."""
+        rows, columns = self.backbone.grid
+        given = colours[:, : rows // 2 * columns].repeat(SAMPLES, 1)
+        return list(self.backbone.sample(given, torch.Generator().manual_seed(seed)).chunk(SAMPLES))
+
+
+def draw_completions(arrays: Mapping[str, NDArray[Any]]) -> "Figure":
+    rows = [("image", arrays["images"]), ("given", arrays["given"])]
+    rows += [(f"sample {number}", each) for number, each in enumerate(arrays["samples"], start=1)]
+    figure = new_figure(max(1.3 * len(arrays["images"]), 4), 1.4 * len(rows))
+    every = figure.subplots(len(rows), len(arrays["images"]), squeeze=False)
+    for axes_row, (title, values) in zip(every, rows, strict=True):
+        for axes, value in zip(axes_row, values, strict=True):
+            axes.imshow(np.broadcast_to(value.clip(0, 1), (*value.shape[:2], 3)))
+            axes.set_xticks([])
+            axes.set_yticks([])
+        axes_row[0].set_ylabel(title, fontsize=11)
+    return figure
+
+
+def build_igpt(request: Request, context: BuildContext) -> TaskSetup:
+    """The objective decides whether a new model is causal."""
+    settings = parse_task_settings(TASK, request.recipe)
+    name = None if request.init else request.recipe.model
+    if settings.objective == "bert" and name and issubclass(find_preset(name, trusted=request.trusted)[0].build, IGPT):
+        fields = {"causal": False, **request.recipe.fields}
+        request = replace(request, recipe=replace(request.recipe, fields=fields))
+    return build_pretraining(request, context, lambda model: ImageGpt(model, settings))
+
+
+TASK = TaskKind(name="igpt", settings=IgptSettings, build=build_igpt, needs_classes=False)
