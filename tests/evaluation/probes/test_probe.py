@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.probes import compute_features
 from vitrail.evaluation.probes.feature_sources import FeatureSource
+from vitrail.evaluation.probes.probe import is_masked_autoencoder
 from vitrail.evaluation.probes.probe_results import ProbeResult
+from vitrail.loaded_model import LoadedModel
 
 FAST: dict[str, Any] = {"knn": [1, 5], "shots": [1, 2], "seeds": 2, "linear": False, "batch": 8}
 
@@ -209,6 +212,11 @@ def test_a_masked_autoencoder_is_judged_by_fine_tuning(photos: Path, tmp_path: P
     (note,) = (note for note in run_probe(run).notes if "autoencoder" in note)
     assert note.startswith("run is a masked autoencoder")
     assert "11 %" in note
+    model, how = torch.nn.Identity(), vitrail.Preprocessing()
+    for layout, classes, expected in (("mae", 0, True), ("mae", 10, False), ("timm", 0, False)):  # with a head: tuned
+        file: Any = SimpleNamespace(layout=layout)
+        loaded = LoadedModel(source="file", model=model, preprocessing=how, classes=classes, checkpoint=file)
+        assert is_masked_autoencoder(loaded) == expected
 
 
 def test_usual_settings_are_reduced_to_what_the_data_has(photos: Path, model: Path) -> None:
