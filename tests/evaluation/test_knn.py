@@ -1,12 +1,15 @@
 """k-NN against scikit-learn, and a bank that is read in parts."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from vitrail.evaluation import feature_rows, knn
+from vitrail.evaluation.feature_rows import FeatureRows
 from vitrail.evaluation.knn import classify_by_neighbours, find_neighbours
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -17,13 +20,15 @@ COUNTS = (20, 1, 7, 100)
 
 
 def test_votes_are_those_of_scikit_learn() -> None:
-    neighbors = pytest.importorskip("sklearn.neighbors", reason="needs scikit-learn")
+    neighbors: Any = pytest.importorskip("sklearn.neighbors", reason="needs scikit-learn")
+
+    def vote(distances: NDArray[Any]) -> NDArray[Any]:
+        return np.exp((1 - distances) / 0.07)
+
     found = classify_by_neighbours(BANK, LABELS, QUERIES, counts=COUNTS)
     assert tuple(found) == COUNTS
     for count in COUNTS:
-        peer = neighbors.KNeighborsClassifier(
-            count, metric="cosine", algorithm="brute", weights=lambda distances: np.exp((1 - distances) / 0.07)
-        )
+        peer = neighbors.KNeighborsClassifier(count, metric="cosine", algorithm="brute", weights=vote)
         assert (found[count].numpy() == peer.fit(BANK.numpy(), LABELS.numpy()).predict(QUERIES.numpy())).all()
     assert not torch.equal(found[1], found[100]), "the test can fail"
 
@@ -35,9 +40,13 @@ def test_a_bank_on_disk_is_read_in_parts(rows_at_once: int, tmp_path: Path, monk
     monkeypatch.setattr(knn, "QUERIES_AT_ONCE", 40)
     read = list[int]()
     inner = feature_rows.read_rows
-    monkeypatch.setattr(
-        feature_rows, "read_rows", lambda rows, start, stop: read.append(len(part := inner(rows, start, stop))) or part
-    )
+
+    def note(rows: FeatureRows, start: int, stop: int) -> torch.Tensor:
+        part = inner(rows, start, stop)
+        read.append(len(part))
+        return part
+
+    monkeypatch.setattr(feature_rows, "read_rows", note)
     similarities, places = find_neighbours(bank, QUERIES, 20, rows_at_once)
     assert sum(read) == 300
     assert max(read) == rows_at_once

@@ -61,11 +61,12 @@ def test_every_model_has_features_of_its_middle_block(name: str) -> None:
 def test_blocks_are_pooled_as_the_head_reads_them() -> None:
     vit, pooled = open_toy_model("vit"), open_toy_model("mean")
     with torch.inference_mode():
-        for loaded, pool in ((vit, lambda x: x[:, 0]), (pooled, lambda x: x.mean(1))):
+        for loaded in (vit, pooled):
             model: Any = loaded.model
             x, grid = model.embed(IMAGES)
-            torch.testing.assert_close(compute(make_model_source(loaded, "m", 0)), pool(model.blocks[0](x, grid)))
-            torch.testing.assert_close(compute(make_model_source(loaded, "m", -1)), pool(model.run(x, grid)))
+            for layer, tokens in ((0, model.blocks[0](x, grid)), (-1, model.run(x, grid))):
+                expected = tokens[:, 0] if loaded is vit else tokens.mean(1)
+                torch.testing.assert_close(compute(make_model_source(loaded, "m", layer)), expected)
     for layer in (2, -3, "first"):
         with pytest.raises(ConfigError, match=rf"`layer` is {layer}; .* 2 blocks of m, from 0 to 1"):
             make_model_source(vit, "m", layer)
@@ -77,7 +78,7 @@ def test_a_model_without_a_head_is_its_own_features() -> None:
 
 
 def make_fresh_model(fields: dict[str, Any]) -> Any:
-    given = {"image_size": SIZE, "classes": 5, **fields}
+    given: dict[str, Any] = {"image_size": SIZE, "classes": 5, **fields}
     return vitrail.create(given.pop("preset"), **given)
 
 

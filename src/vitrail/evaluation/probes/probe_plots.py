@@ -51,7 +51,7 @@ def draw_bars(table: ProbeTable, names: list[str], values: Any) -> "Figure":
         axes.errorbar(centres, values[place], errors, fmt="none", ecolor="black", elinewidth=0.8)
     style_axes(axes, f"{sanitize_label(table.data, MAX_NAME_LENGTH)}: accuracy (%)")
     axes.set_xticks(range(len(names)), names, fontsize=9)
-    axes.set_ylim(0, min(100, 1.3 * float(values.max(initial=1))))
+    axes.set(ylim=(0, 1.2 * float(values.max(initial=1))), yticks=range(0, 101, 20))  # room for the legend
     legend = axes.legend(frameon=False, fontsize=8, ncols=min(4, len(table.rows)), loc="upper left")
     for text, row in zip(legend.get_texts(), table.rows, strict=True):
         text.set(text=sanitize_label(row.name, MAX_NAME_LENGTH), parse_math=False)

@@ -17,6 +17,7 @@ from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
+from vitrail.evaluation.representation import feature_spread
 from vitrail.figures import CaptionedFigure, new_figure
 from vitrail.layers.attention import causal_mask
 from vitrail.layers.mlp import Mlp
@@ -36,7 +37,6 @@ from vitrail.tasks.pretraining.patch_pixels import (
 )
 from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining, build_pretraining
 from vitrail.tasks.pretraining.random_masks import draw_noise
-from vitrail.tasks.pretraining.representation import feature_spread
 from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.data.views import View
 from vitrail.distributed import Ranks
+from vitrail.evaluation.representation import feature_spread
 from vitrail.recipes.pretraining_settings import ByolSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
@@ -21,7 +22,6 @@ from vitrail.tasks.metric import Metric
 from vitrail.tasks.pretraining.momentum_teacher import MomentumTeacher
 from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining
 from vitrail.tasks.pretraining.projector import make_regression_projector
-from vitrail.tasks.pretraining.representation import feature_spread
 from vitrail.tasks.pretraining.two_views import TwoViewTask, make_view_augmentation
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 

@@ -18,6 +18,7 @@ from vitrail.data.datasets import DatasetSubset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
+from vitrail.evaluation.representation import feature_spread
 from vitrail.figures import CaptionedFigure, new_figure
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
@@ -31,7 +32,6 @@ from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.pretraining.palette import compute_colour_entropy, make_palette, sample_pixels
 from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining, build_pretraining
 from vitrail.tasks.pretraining.random_masks import draw_mask
-from vitrail.tasks.pretraining.representation import feature_spread
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from vitrail.data.loader import evaluation_batches
 from vitrail.data.views import View
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
+from vitrail.evaluation.representation import feature_spread
 from vitrail.figures import CaptionedFigure
 from vitrail.models.checks import pair
 from vitrail.recipes.pretraining_settings import DinoSettings
@@ -37,7 +38,6 @@ from vitrail.tasks.pretraining.prototype_figures import (
     make_usage_figure,
 )
 from vitrail.tasks.pretraining.prototype_head import PrototypeHead
-from vitrail.tasks.pretraining.representation import feature_spread
 from vitrail.tasks.task import MeanMetrics, Source
 
 GLOBAL_CROPS = 2

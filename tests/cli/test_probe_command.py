@@ -1,0 +1,80 @@
+"""vitrail probe on the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.saved_models import write_model_folder
+from support.toy_datasets import write_class_folders
+
+Run = Callable[..., Any]
+FAST = ("--knn", "1,5", "--shots", "1,2", "--seeds", "2", "--no-linear")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model and images in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITRAIL_HOME", str(tmp_path / "home"))
+    write_model_folder(tmp_path / "model")
+    write_class_folders(tmp_path / "photos", ants=12, bees=12)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_table_json_and_files(vitrail_: Run) -> None:
+    done = vitrail_("probe", "model", "--data", "photos", *FAST)
+    assert (done.code, done.err.count("\n")) == (0, 1)
+    assert done.err.startswith("vitrail: note: photos: 4 of 24 images held out for validation")
+    for word in (
+        "photos: 4 images of 2 classes",
+        "k-NN 1",
+        "2-shot",
+        "\nraw pixels ",
+        "\nuntrained ",
+        "\nover the better",
+    ):
+        assert word in done.out
+    assert "linear" not in done.out
+    printed = json.loads(vitrail_("probe", "model", "--data", "photos", *FAST, "--json").out)
+    assert printed["models"] == ["model"]
+    assert printed["tables"][0]["rows"][0]["few_shot"]["2"]["seeds"]
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    done = vitrail_("probe", "model", "--data", "photos", *FAST, "-o", "results")
+    assert done.out.endswith("\nwritten: results/probe.json, results/probe.png\n")
+    written = json.loads(Path("results/probe.json").read_text("utf-8"))
+    assert {**written, "seconds": 0} == {**printed, "seconds": 0}
+    done = vitrail_("probe", "model", "--data", "photos", *FAST, "-o", "results")
+    assert (done.code, done.err.startswith("vitrail: results/probe.json already exists")) == (2, True)
+
+
+@pytest.mark.usefixtures("folder")
+def test_several_data_sets_without_baselines(vitrail_: Run) -> None:
+    words = ("--data", "photos", "--data", "photos", "--no-pixels", "--no-untrained", "--layer", "middle")
+    done = vitrail_("probe", "model", *words, *FAST)
+    assert done.code == 0
+    assert "mean of 2 data sets" in done.out
+    assert "raw pixels" not in done.out
+    assert "baseline" not in done.out
+
+
+@pytest.mark.usefixtures("folder")
+def test_errors_name_the_option(vitrail_: Run) -> None:
+    for words, message in (
+        (("--knn", "30"), "--knn 30 for photos, which has 20 training images; use 20 or less"),
+        (("--knn", "ten"), "--knn 'ten'; expected whole numbers"),
+        (("--shots", "11"), "--shots 11 for photos, but ants has 10"),
+        (("--seeds", "0"), "--seeds 0; expected at least 1"),
+        (("--bank", "0"), "--examples 0; expected at least 1"),
+        (("--layer", "9"), "--layer is 9; expected middle, last"),
+        (("--layer", "first"), "--layer 'first'; expected last, middle"),
+        (("--val-share", "2"), "from 0 to 1"),
+        (("--data", "nowhere"), "'nowhere' does not exist"),
+    ):
+        done = vitrail_("probe", "model", "--data", "photos", *words)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), words
+        assert message in done.err
+    assert "probe needs MODELS" in vitrail_("probe").err
+    assert "no --data; expected" in vitrail_("probe", "model").err
