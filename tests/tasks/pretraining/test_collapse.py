@@ -41,7 +41,7 @@ def train(name: str, lr: float, schedule: Any = "constant") -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_collapse_by_a_learning_rate_of_10_is_reported(name: str) -> None:
-    with pytest.raises(CollapsedError, match="collapsed at step 9: .*`lr`"):
+    with pytest.raises(CollapsedError, match=r"collapsed at step 9: .*`lr`"):
         train(name, lr=10)
 
 

@@ -25,7 +25,7 @@ NAME = "hf"
 # `details` of a source: `model_type`, whose name is a prefix of most tensors; `norm_eps`, `preprocessing`, `policy` and
 # `imagenet_mean`, for what a folder does not specify; `dinov2`, for a model without a head and positions of registers
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
-ENCODER_TYPES = {"vit_mae": "vit"}  # a model with a decoder, and the type of its encoder
+DECODER_SUFFIX = "_mae"  # of the type of a model with a decoder, after the type of its encoder: vit_mae
 DEFAULT_HEADS = 12  # if config.json does not specify them
 PILLOW_RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 DEFAULT_PREPROCESSING = {"crop": 1.0, "middle": "floored", "fit": "squash", "interpolation": "bilinear"}
@@ -94,7 +94,7 @@ def find_model_type(contents: RawContents, tensors: Mapping[str, Tensor]) -> Fam
     """The family and its names for the model_type in config.json, or for the names of the tensors."""
     found = find_source(NAME, tensors)
     kind = layout.get_typed_field(contents.config or {}, "model_type", str, "")
-    kind = ENCODER_TYPES.get(kind, kind)
+    kind = kind.removesuffix(DECODER_SUFFIX)
     if found is None and not kind:
         raise wrong_layout_error(NAME, tensors, contents.path)
     if found is not None and kind in ("", found[1].details["model_type"]):
