@@ -17,6 +17,7 @@ from vitrail.data.image_items import spread_over_labels
 from vitrail.figures import CaptionedFigure
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.model_figures import look
+from vitrail.inspection.patch_pca import draw_patch_pca
 
 FOLDER = Path(__file__).parent
 WEIGHTS = {
@@ -56,6 +57,10 @@ def main() -> None:
             continue
         explainer = Explainer(path, labels=labels)
         save(explainer.explain(f"example:{EXPLAINED[key]}").figure, f"{EXPLAINED[key]}-{key}", photo=True)
+        if key == "deit":
+            save(explainer.explain("example:astronaut", "heads").figure, "astronaut-heads", photo=True)
+            photos = [f"example:{name}" for name in ("coffee", "cat", "astronaut", "rocket")]
+            save(draw_patch_pca(explainer.loaded, photos), f"{key}-pca", photo=True)
         images = open_data(given.images, val_share=1.0).val if given.images else None
         chosen = [] if images is None else spread_over_labels([images.label(n) for n in range(len(images))], 64)
         sources = (images.source(n) for n in chosen) if images is not None else ()

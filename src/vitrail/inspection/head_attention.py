@@ -60,7 +60,7 @@ def draw_heads(
     columns = min(PANELS_PER_ROW, key=lambda each: (-len(names) % each, -each))
     columns = min(columns, len(names))
     rows = ceil(len(names) / columns)
-    reserved = 0.1 if mass is not None else COLOUR_BAR_WIDTH
+    reserved = 0.1 if mass is not None else COLOUR_BAR_WIDTH + 0.2
     aspect = min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
     width = (FIGURE_WIDTH - reserved) / columns
     figure = new_figure(FIGURE_WIDTH, rows * (width * aspect + 0.27) + 0.5)
