@@ -2,7 +2,8 @@
 
     make bench
 
-Each step is forward, backward and AdamW on a batch in memory. The steps alternate, round after round, so that a busy
+Each step is forward, backward and AdamW on a batch in memory. Steps of SimCLR and BYOL also make the views; lightly's
+steps do so with torchvision's transforms, as in its examples. The steps alternate, round after round, so that a busy
 moment of the machine affects all of them; CPU seconds of all threads are counted. Ratios are computed within each
 round; the median of the rounds is printed with the quartiles. Above 1, vitrail's step is faster.
 """
@@ -10,7 +11,9 @@ round; the median of the rounds is printed with the quartiles. Above 1, vitrail'
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from itertools import count
 from typing import Annotated, Any
 
 from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before transformers
@@ -21,19 +24,30 @@ import torch
 import torch.nn.functional as F
 import transformers
 from cyclopts import Parameter, run
+from lightly.loss import NegativeCosineSimilarity, NTXentLoss
+from lightly.models.modules.heads import BYOLPredictionHead, BYOLProjectionHead, SimCLRProjectionHead
+from lightly.models.utils import update_momentum
+from PIL import Image
 from rich.progress import track
 from torch import Tensor, nn
+from torchvision import transforms  # pyright: ignore[reportMissingTypeStubs]
 
 import vitrail
+from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.batch import Batch
+from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
-from vitrail.recipes.pretraining_settings import MaeSettings, SimMimSettings
-from vitrail.recipes.recipe import open_recipe
+from vitrail.recipes.pretraining_settings import ByolSettings, MaeSettings, SimClrSettings, SimMimSettings
+from vitrail.recipes.recipe import Recipe, open_recipe
 from vitrail.recipes.schedule import Clock
-from vitrail.tasks.image_task import ImageTask
+from vitrail.tasks import find_task
+from vitrail.tasks.image_task import ImageTask, open_image_source
+from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.mae import MaskedAutoencoder
+from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.pretraining.simmim import SimMim, hide_squares
+from vitrail.tasks.task import parse_task_settings
 from vitrail.text import format_table
 
 Step = Callable[[], object]
@@ -143,6 +157,89 @@ def make_simmim_recipe_steps() -> Mapping[str, Step]:
     return make_simmim_steps(recipe.loop.batch, settings, str(recipe.model), recipe.fields)
 
 
+class TorchvisionViews:
+    """Two views of every image, one after another, as in lightly's loops; for recipes without blur and solarize."""
+
+    def __init__(self, images: ArrayDataset, recipe: Recipe, strengths: tuple[float, ...], grey: float) -> None:
+        self.images, self.batch, self.steps = images, recipe.loop.batch, count()
+        area, size = tuple(recipe.task["area"]), int(recipe.task["view_size"])
+        bicubic = transforms.InterpolationMode.BICUBIC
+        self.transform: Callable[[Image.Image], Tensor] = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(size, scale=area, interpolation=bicubic),
+                transforms.RandomHorizontalFlip(),
+                transforms.RandomApply([transforms.ColorJitter(*strengths)], p=0.8),
+                transforms.RandomGrayscale(grey),
+                transforms.ToTensor(),
+                transforms.Normalize(recipe.preprocessing["mean"], recipe.preprocessing["std"]),
+            ]
+        )
+
+    def load(self) -> list[Tensor]:
+        first = next(self.steps) * self.batch % (len(self.images) - self.batch)
+        images = [Image.fromarray(each) for each in self.images.images[first : first + self.batch]]
+        return [torch.stack([self.transform(image) for image in images]) for _ in range(2)]
+
+
+def make_images(number: int = 1024) -> ArrayDataset:
+    pixels = np.random.default_rng(0).integers(0, 256, (number, 32, 32, 3), dtype=np.uint8)
+    return ArrayDataset(pixels, np.zeros(number, np.int64), ("one",), "noise")
+
+
+def make_two_view_step(task: SimClr | Byol, images: ArrayDataset, recipe: Recipe) -> Step:
+    """A step of our task with its views; a teacher follows before the next step."""
+    preprocessing = Preprocessing(image_size=(32, 32)).with_fields(recipe.preprocessing)
+    data = DatasetSplits(name="noise", train=images, val=None, classes=images.classes)
+    source = open_image_source(task, data, recipe, preprocessing)
+    task.setup(source, recipe)
+    batches = source.load_batches(range(10**6))
+
+    def compute_loss() -> Tensor:
+        task.after_step(CLOCK)
+        return task(next(batches), CLOCK)[0]
+
+    return make_step(task, compute_loss)
+
+
+def make_simclr_recipe_steps() -> Mapping[str, Step]:
+    recipe, images = open_recipe("simclr-cpu"), make_images()
+    settings: SimClrSettings = parse_task_settings(find_task("simclr"), recipe)
+    model: Any = vitrail.create(str(recipe.model), classes=0)
+    width, hidden, out = model.config.width, settings.projector_width or model.config.width, settings.projection_width
+    head = SimCLRProjectionHead(width, hidden, out, num_layers=settings.projector_depth, batch_norm=True)
+    theirs, loss = nn.Sequential(deepcopy(model), head), NTXentLoss(settings.loss_temperature)
+    strengths = (0.8, 0.8, 0.8, 0.2)
+    views = TorchvisionViews(images, recipe, tuple(settings.jitter * each for each in strengths), settings.grey)
+    return {
+        "vitrail": make_two_view_step(SimClr(model, settings), images, recipe),
+        "lightly": make_step(theirs, lambda: loss(*theirs(torch.cat(views.load())).chunk(2))),
+    }
+
+
+def make_byol_recipe_steps() -> Mapping[str, Step]:
+    recipe, images = open_recipe("byol-cpu"), make_images()
+    settings: ByolSettings = parse_task_settings(find_task("byol"), recipe)
+    model: Any = vitrail.create(str(recipe.model), classes=0)
+    width, hidden, out = model.config.width, settings.projector_width, settings.projection_width
+    student = nn.Sequential(deepcopy(model), BYOLProjectionHead(width, hidden, out))
+    theirs = nn.Sequential(student, BYOLPredictionHead(out, hidden, out))
+    teacher, loss = deepcopy(student).requires_grad_(False), NegativeCosineSimilarity()
+    strengths = (0.4, 0.4, 0.2, 0.1)
+    views = TorchvisionViews(images, recipe, tuple(settings.jitter * each for each in strengths), settings.grey)
+
+    def compute_loss() -> Tensor:
+        update_momentum(student, teacher, settings.teacher_momentum.at(CLOCK))
+        first, second = views.load()
+        with torch.no_grad():
+            targets = teacher(first), teacher(second)
+        return (loss(theirs(first), targets[1]) + loss(theirs(second), targets[0])) / 2
+
+    return {
+        "vitrail": make_two_view_step(Byol(model, settings), images, recipe),
+        "lightly": make_step(theirs, compute_loss),
+    }
+
+
 SINCOS = {"positions": "sincos_2d"}
 CASES = (
     Case("mae", "recipe mae-cpu", make_mae_recipe_steps),
@@ -153,6 +250,8 @@ CASES = (
     ),
     Case("mae", "B/16, batch 4", lambda: make_mae_steps(4, MaeSettings(), "vit_base_patch16_224", SINCOS)),
     Case("simmim", "recipe simmim-cpu", make_simmim_recipe_steps),
+    Case("simclr", "recipe simclr-cpu", make_simclr_recipe_steps),
+    Case("byol", "recipe byol-cpu", make_byol_recipe_steps),
     Case("simmim", "B/16, batch 4", lambda: make_simmim_steps(4, SimMimSettings(), "vit_base_patch16_224", {})),
 )
 

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.figures import CaptionedFigure, new_figure, sanitize_label
@@ -52,6 +53,16 @@ def test_saved_files_and_arrays(tmp_path: Path) -> None:
             assert found[name].dtype == values.dtype
     assert [path.name for path in captioned("numbers").save(folder, (), arrays=True)] == ["numbers.npz"]
     assert [path.name for path in captioned("dotted.rollout").save(tmp_path)] == ["dotted.rollout.png"]
+
+
+def test_png_holds_title_and_caption(tmp_path: Path) -> None:
+    caption = "Größe × 2 of photo\udcff.png\n& more."
+    (path,) = captioned(caption=caption).save(tmp_path)
+    with Image.open(path) as image:
+        assert (image.info["Title"], image.info["Description"]) == (
+            "A line",
+            "Größe × 2 of photo\\udcff.png\\n& more.",
+        )
 
 
 def test_taken_names_get_a_number() -> None:

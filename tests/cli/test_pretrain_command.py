@@ -21,7 +21,7 @@ from vitrail.train.trainer import Trainer
 Run = Callable[..., Any]
 SIZE = "--model vit_tiny_patch16_224 --set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --set heads=1"
 DECODER = "--decoder-width 8 --decoder-depth 1 --decoder-heads 1"
-MAE = f"mae --data photos {SIZE} --set pool=mean {DECODER} --batch 4 --eval-every 0"
+MAE = f"mae --data photos {SIZE} --set pool=class {DECODER} --batch 4 --eval-every 0"
 
 
 def vitrail_command(words: str) -> None:
@@ -34,9 +34,13 @@ def pretrain(words: str) -> None:
 
 def skip_figures(patch: pytest.MonkeyPatch) -> None:
     """They take most of the time of a short run."""
-    patch.setattr("vitrail.train.run.plot_training_curves", lambda *_: None)
-    patch.setattr("vitrail.tasks.pretraining.mae.MaskedAutoencoder.draw_figures", lambda *_: [])
-    patch.setattr("vitrail.train.run.find_spec", lambda _: None)  # tensorboard
+
+    def skip(*_: object) -> tuple[()]:
+        return ()
+
+    for name in ("train.run.plot_training_curves", "tasks.pretraining.mae.MaskedAutoencoder.draw_figures"):
+        patch.setattr(f"vitrail.{name}", skip)
+    patch.setattr("vitrail.train.run.find_spec", skip)  # no TensorBoard
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +81,8 @@ def test_the_settings_of_the_task_are_recorded_and_the_model_is_the_backbone_alo
     assert "relative_loss" in RunFolder(Path("run")).read_records()[0]
 
 
-def test_the_backbone_works_in_other_commands_at_once(vitrail_: Run, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*cannot store", "ignore:.*does not specify")
+def test_the_backbone_works_in_other_commands_at_once(vitrail_: Run) -> None:
     for words in (
         "train --data photos --init run --batch 4 --epochs 1 --out tuned",
         "embed run photos/val -o features.npy",
@@ -91,10 +96,10 @@ def test_the_backbone_works_in_other_commands_at_once(vitrail_: Run, tmp_path: P
         done = vitrail_(*words.split())
         assert done.code == 0, (words, done.err)
     assert vitrail.load("tuned/model").config.classes == 2
+    assert json.loads(Path("exported/config.json").read_text())["output"] == "class"
     ours = vitrail.load("run/model").state_dict()["blocks.0.mlp.fc1.weight"]
     for name in ("timm.safetensors", "hf", "mae.pth", "dino.pth"):
-        fields = {} if name in ("hf", "timm.safetensors") else {"heads": 1}
-        assert torch.equal(vitrail.load(name, **fields).state_dict()["blocks.0.mlp.fc1.weight"], ours), name
+        assert torch.equal(vitrail.load(name, heads=1).state_dict()["blocks.0.mlp.fc1.weight"], ours), name
 
 
 def test_next_steps_of_a_run_are_those_of_pre_training(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,6 +176,23 @@ def test_fine_tuning_follows_and_is_resumed(
     capsys.readouterr()
     pretrain("--resume both")
     assert "both-finetune is finished" in capsys.readouterr().out
+
+
+def test_probes_follow_and_are_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain(f"{MAE} --epochs 1 --then probe --out probed")
+    out = capsys.readouterr().out
+    assert "then   probe the features" in out
+    assert "raw pixels" in out
+    (table,) = json.loads(Path("probed/probe.json").read_text())["tables"]
+    assert [row["name"] for row in table["rows"]] == ["probed", "raw pixels", "untrained"]
+    Path("probed/probe.png").unlink()
+    pretrain("--resume probed")
+    assert Path("probed/probe.png").exists()
+    assert "raw pixels" in capsys.readouterr().out
+    pretrain("--resume probed")
+    out = capsys.readouterr().out
+    assert "raw pixels" not in out
+    assert "probed/probe.png" in out
 
 
 @pytest.mark.parametrize(

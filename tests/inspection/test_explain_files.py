@@ -23,7 +23,7 @@ def explainer(tmp_path_factory: pytest.TempPathFactory) -> Explainer:
 def test_figures_are_written_and_unreadable_images_skipped(explainer: Explainer, tmp_path: Path) -> None:
     photo, errors, done = write_image(tmp_path / "a.png"), list[DataError](), list[int]()
     images = [ImageItem(str(path), str(path)) for path in (tmp_path / "missing.png", photo, photo)]
-    options = explainer.resolve_options(ExplainOptions(method="rollout"))
+    options = [explainer.resolve_options(ExplainOptions(method="rollout"))]
     found = list(
         explain_files(
             explainer, images, options, tmp_path / "out", check=True, on_error=errors.append, progress=done.append
@@ -41,7 +41,7 @@ def test_figures_are_written_and_unreadable_images_skipped(explainer: Explainer,
 def test_existing_figures_are_replaced_only_on_request(explainer: Explainer, tmp_path: Path) -> None:
     photo = write_image(tmp_path / "a.png")
     (tmp_path / "a.norms.npz").write_text("mine")
-    options = explainer.resolve_options(ExplainOptions(method="norms"))
+    options = [explainer.resolve_options(ExplainOptions(method="norms"))]
     images = [ImageItem(str(photo), str(photo))]
     list(explain_files(explainer, images, options, tmp_path))
     (tmp_path / "a.norms.png").unlink()

@@ -232,7 +232,7 @@ def test_descriptions_and_titles() -> None:
     assert ExplainOptions().description == "rollout"
     assert ExplainOptions(token="1,2").description == "rollout from patch 1,2"
     assert ExplainOptions(method="attention", token="distill").description == "attention from the distill token"
-    assert EXPLAIN_METHODS == ("rollout", "grad-rollout", "attention", "pool", "norms")
+    assert EXPLAIN_METHODS == ("rollout", "grad-rollout", "attention", "heads", "pool", "norms")
 
 
 def test_default_method() -> None:

@@ -60,7 +60,7 @@ def names(result: Any) -> list[str]:
 def test_every_family(kind: str) -> None:
     subject = explainer(kind)
     result = look(subject, photos(5), batch=2)
-    expected = {"filters", *MOVING, "alignment"}
+    expected = {"filters", *MOVING, "alignment", "patch_pca"}
     expected |= {"position_similarity"} if kind not in ("registers", "relative") else set()
     expected |= {"token_similarity"} if kind == "distilled" else set()
     expected |= {"occlusion"} if kind != "headless" else set()
@@ -88,6 +88,7 @@ def test_every_figure_has_units() -> None:
         "token_similarity": "cosine similarity",
         "alignment": "linear CKA",
         "occlusion": "patches removed (%)",
+        "patch_pca": "",  # colours without a unit
     }
     result = look(explainer("distilled"), photos(4))
     assert set(names(result)) == set(units)
@@ -174,7 +175,9 @@ def test_without_images() -> None:
     result = look(explainer())
     assert names(result) == ["position_similarity", "filters"]
     assert result.images == 0
-    assert result.notes == ("no images were given: attention distance, tokens, CKA and the occlusion check need some",)
+    assert result.notes == (
+        "no images were given: attention distance, tokens, CKA, occlusion and patch features need some",
+    )
 
 
 def test_few_images() -> None:

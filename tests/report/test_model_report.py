@@ -27,6 +27,7 @@ LABELS = (EVIL, "$\\frac{1}{$ bees & <b>wasps", "a_very_long_class_name_without_
 ALL = (
     "Mean attention distance",
     "Occlusion check",
+    "Principal components of the patch features",
     "Similarity of position embeddings",
     "Principal components of the first filters",
     "Token norms",
@@ -106,6 +107,7 @@ def test_contents_of_the_report(tmp_path: Path) -> None:
         "Explanations",
         "Attention distance",
         "Occlusion check",
+        "Patch features",
         "Position embeddings",
         "First-layer filters",
         "Tokens by layer",
@@ -130,7 +132,10 @@ def test_without_a_head(tmp_path: Path) -> None:
     _, lead, sections = build_model_report(subject, "model", photos(tmp_path / "a", 2))
     assert "without a head" in lead
     names = [figure.name.rpartition(".")[2] for section in sections for figure in section.figures]
-    assert names == ["rollout", "rollout", "attention_distance", "filters", "token_norms"]
+    assert names == [
+        *("rollout", "rollout", "heads", "heads", "neighbours", "attention_distance", "patch_pca", "filters"),
+        "token_norms",
+    ]
     assert "Predictions" not in [each.title for each in sections]
     missing = sections[-1]
     assert missing.title == "Not included"

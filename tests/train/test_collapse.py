@@ -106,7 +106,11 @@ def test_stop_on_collapse_keeps_a_checkpoint(tmp_path: Path, monkeypatch: pytest
     recipe = RECIPE.with_settings({"stop_on_collapse": True})
     with pytest.raises(CollapsedError, match=r"collapsed at step 5: .*; the last good checkpoint is .*step-00000005"):
         fit(CollapsingTask, make_data(), recipe, tmp_path / "run")
-    monkeypatch.setattr(Trainer, "step", lambda *_: pytest.fail("a collapsed run was trained further"))
+
+    def fail(*_: object) -> None:
+        pytest.fail("a collapsed run was trained further")
+
+    monkeypatch.setattr(Trainer, "step", fail)
     with pytest.raises(CollapsedError, match="collapsed at step 5"):
         fit(CollapsingTask, make_data(), recipe, tmp_path / "run")
 

@@ -19,7 +19,7 @@ from vitrail.evaluation.plots import (
 )
 from vitrail.figures import sanitize_label
 from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
-from vitrail.train.plots import draw_training_curves, plot_training_curves
+from vitrail.train.plots import choose_metrics, draw_training_curves, plot_training_curves
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 TOP1 = CLASSIFICATION_METRICS[0]
@@ -193,3 +193,23 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_pyplot_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would fail
     plot_training_curves({"one": make_log(2)}, tmp_path / "curves.png")
+
+
+def test_metrics_of_training_have_panels_below() -> None:
+    """The loss and k-NN in the first row; below it the metrics of training, with the same metrics of evaluations."""
+    knn = Metric(name="knn", label="k-NN", is_share=True)
+    spread, rank = Metric(name="spread", label="spread"), Metric(name="rank", label="rank")
+    log: list[dict[str, float]] = [
+        {"epoch": n, "step": n, "loss": 1 / n, "entropy": 0.5, "spread": 0.4, "lr": 1.0, "images_per_second": 9.0}
+        for n in (1, 2, 3)
+    ]
+    log.append({"epoch": 3, "step": 3, "val_loss": 0.3, "val_knn": 0.6, "val_spread": 0.4, "val_rank": 7.0})
+    counted, others = choose_metrics((LOSS_METRIC, knn, spread, rank), log)
+    assert (counted, others) == ([LOSS_METRIC, knn], [spread, rank])
+    figure = draw_training_curves({"one": log}, counted, others)
+    titles = ["loss", "validation k-NN", "entropy", "spread", "rank"]
+    assert [axes.get_title("left") for axes in figure.axes] == titles
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1, 1, 2, 1]
+    assert len(draw_training_curves({"one": log, "two": log}, counted, others).axes) == 6
+    assert choose_metrics((LOSS_METRIC, knn), log[:3]) == ([LOSS_METRIC], [])
+    assert choose_metrics(CLASSIFICATION_METRICS, log) == ([TOP1], [])

@@ -55,6 +55,8 @@ class Layout:
     matches: Callable[[RawContents], bool]
     read: Callable[[RawContents, Mapping[str, Any]], TranslatedCheckpoint]  # with fields that the user specified
     write: Callable[[Mapping[str, Tensor], Description, Path], Mapping[str, Any]]  # returns what its readers assume
+    # the tensors next to a model that it can hold, such as a decoder, by its names; empty if there are none
+    collect_parts: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
 
 @cache

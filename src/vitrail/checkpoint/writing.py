@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import get_built_in_family, has_layout
-from vitrail.checkpoint.layout import OWN_LAYOUT, get_layout, list_layouts
+from vitrail.checkpoint.layout import OWN_LAYOUT, Layout, get_layout, list_layouts
 from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.preprocessing import Preprocessing
@@ -37,12 +37,13 @@ def write(
     provenance: Mapping[str, Any] | None = None,
     resampling: ResamplingPolicy = "timm",
     family: Family | None = None,
+    parts: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the model with its description, by default in vitrail's own layout.
 
     `to` is timm, hf, torchvision, google, deit, dino, mae, t2t or akamaster for another library's layout. Warn about
     what the layout cannot represent, and how much the outputs of its readers differ. `family` is needed only for a
-    model from outside the package.
+    model from outside the package. `parts` are tensors next to the model, such as a decoder, if the layout has them.
 
     >>> model = vitrail.create("ViT-Ti/16", image_size=32, classes=2, depth=1)
     >>> vitrail.save(model, "my_model", labels=["ants", "bees"], preprocessing=vitrail.Preprocessing(image_size=32))
@@ -81,7 +82,8 @@ def write(
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     with torch.device("meta"):
         check_tensors_fit_model(family.build(config), tensors, "the model")
-    assumed = layout.write({name: tensor.cpu() for name, tensor in tensors.items()}, description, Path(path))
+    tensors_and_parts = tensors if parts is None else {**tensors, **collect_parts(layout, parts)}
+    assumed = layout.write({name: each.cpu() for name, each in tensors_and_parts.items()}, description, Path(path))
     warn_of_unstored_fields(to, Path(path), description)
     for name, theirs in assumed.items():
         ours = {**family.checkpoint.implied, **asdict(config)}.get(name, theirs)
@@ -92,6 +94,19 @@ def write(
                 f"{difference:.1e} (standard deviation of outputs: {deviation:.1e}) on random images",
                 stacklevel=2,
             )
+
+
+def collect_parts(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts that a layout has next to a model; an error if there are none."""
+    if layout.collect_parts is None:
+        suitable = ", ".join(each.name for each in list_layouts() if each.collect_parts is not None)
+        raise CheckpointError(f"{layout.name} has only the model; expected `to` {suitable} to write `parts`")
+    found = layout.collect_parts(tensors)
+    if not found:
+        raise CheckpointError(
+            f"there are no `parts` for {layout.name}; expected the run of a task that has them, or a file with them"
+        )
+    return found
 
 
 save = write  # the public name, next to `load`

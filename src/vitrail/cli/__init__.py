@@ -68,8 +68,8 @@ def build_app(names: Sequence[str] = COMMANDS) -> App:
                 else:
                     table.command(App(name=parent, help=GROUP_HELP[parent], group=group, sort_key=place))
             if child and name in names:
-                tasks = {"group": TASKS} if parent == "pretrain" else {}
-                table[parent].command(load_command(name), name=child, sort_key=place, **tasks)
+                heading = TASKS if parent == "pretrain" else None
+                table[parent].command(load_command(name), name=child, sort_key=place, group=heading)
             elif name in names:
                 table.command(load_command(name), name=name, group=group, sort_key=place)
     return table

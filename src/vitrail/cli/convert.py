@@ -38,6 +38,7 @@ def convert(
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
+    parts: Annotated[bool, Parameter(negative=())] = False,
     overwrite: flags.Overwrite = False,
 ) -> None:
     """Convert a checkpoint of any layout to another.
@@ -56,7 +57,7 @@ def convert(
     Parameters
     ----------
     checkpoint
-        A file, a folder, a name that `vitrail models` lists, or hf-hub:OWNER/NAME[@REVISION].
+        A file, a folder, a run, a name that `vitrail models` lists, or hf-hub:OWNER/NAME[@REVISION].
     out
         A folder for vitrail, hf or timm; .npz for google; .pth or .safetensors for the others and for timm.
     to
@@ -71,6 +72,8 @@ def convert(
         How positions are resampled. [default: as the authors of the checkpoint do]
     dtype
         Cast the weights. [default: keep their dtype]
+    parts
+        Write the other parts of a pre-training run or file too: for mae, the decoder.
     """
     given, how = parse_fields(fields), parse_fields(preprocessing, "--preprocessing")
     for name, text in (("image_size", image_size), ("patch_size", patch_size)):
@@ -83,12 +86,15 @@ def convert(
     import torch
 
     from vitrail.checkpoint import read, write
+    from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.cli import name_options
     from vitrail.loading import choose_preprocessing, refuse_load_arguments_as_fields
+    from vitrail.tasks.pretraining.pretraining import read_part_tensors
 
     refuse_load_arguments_as_fields(given)
     dtypes = {None: None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    found = read(checkpoint, source=source, policy=policy, dtype=dtypes[dtype], **given)
+    run = find_finished_run(Path(checkpoint))
+    found = read(checkpoint if run is None else run.model, source=source, policy=policy, dtype=dtypes[dtype], **given)
     about = found.description
     if how:
         about = replace(about, preprocessing=choose_preprocessing(found.model, about.preprocessing, how))
@@ -104,6 +110,7 @@ def convert(
         labels=about.labels,
         provenance=about.provenance,
         resampling=about.resampling,
+        parts=read_part_tensors(checkpoint) if parts else None,
     )
     snippet = LOAD_SNIPPETS.get(to if out.is_dir() else "", "").format(path=str(out))
     print(f"{out}: written in the {to} layout{f'; open it with {snippet}' if snippet else ''}")

@@ -69,8 +69,8 @@ def explain(
     out
         Folder for PHOTO.METHOD.png.
     method
-        What is drawn. [default: grad-rollout; rollout with --head or --discard, heads with --mass; rollout, heads and pca for a model
-        without classes; norms if there are no maps (Linformer)]
+        What is drawn. [default: grad-rollout; rollout with --head or --discard, heads with --mass; rollout, heads and
+        pca for a model without classes; norms if there are no maps (Linformer)]
     layer
         Layer from 0, -1 for the last, or all; a rollout goes up to it.
     head

@@ -53,7 +53,7 @@ def export(
         Format. onnx-int8 is smaller and about twice as fast, but not exact; torch-export is for torch.export.load.
     features
         Export features instead of classes, for `vitrail embed`: the class token, the mean of the patches, or all
-        tokens. [default: classes]
+        tokens. [default: classes; without a head, the features that it would read]
     dynamic
         Accept any multiple of the patch size. By default the size is fixed, which is slightly faster.
     portable
@@ -86,7 +86,10 @@ def export(
     open_wanted = open_dynamic_module if dynamic else open_torch_model
     loaded = open_wanted(checkpoint, fields=given, preprocessing=how or None, labels=names)
     assert loaded.checkpoint is not None
-    config: Any = loaded.module.config
+    module: Any = loaded.module
+    config = module.config
+    if features is None and not config.classes:  # as after pre-training
+        features = "class" if "class" in module.classifier_tokens else "mean"
     takes_any = takes_other_sizes(loaded.module)
     if dynamic and not takes_any:
         kind = type(loaded.model).__name__

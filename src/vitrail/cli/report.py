@@ -30,8 +30,10 @@ def report(
     """Write an HTML page about a model or a run.
 
     With labelled images: accuracy in total and per class, confusion matrix, calibration, samples of every class.
-    For a run: its training curves. For every model: predictions, maps of what it attends to, attention distances,
-    filters, positions and a summary. A single file that opens in any browser, without a network, on a phone too.
+    For a run: its training curves and the figures of its task, such as reconstructions. For every model: predictions,
+    maps of what it attends to, attention distances, patch features, filters, positions and a summary; without classes
+    the attention of each head and nearest neighbours. A single file that opens in any browser, without a network, on
+    a phone too.
 
     Examples::
 
@@ -56,6 +58,7 @@ def report(
     from vitrail.report.evaluation_report import evaluate_images
     from vitrail.report.html_page import render_page, write_page
     from vitrail.report.model_report import build_model_report
+    from vitrail.report.representation_report import MAX_BANK_IMAGES
     from vitrail.train.run_list import read_run_summary
 
     if out.is_dir():
@@ -80,6 +83,7 @@ def report(
             batch=batch,
             evaluated=evaluated,
             run=None if loaded.run is None else read_run_summary(loaded.run.model.parent),
+            bank=chosen.take_evenly(MAX_BANK_IMAGES) if not loaded.classes else (),
             notes=missing,
             progress=advance,
         )

@@ -18,14 +18,16 @@ from vitrail.text import format_count
 RGB_CHANNELS = 3
 
 
-def open_evaluation_data(data: str | None, real: Path | None, run: FinishedRun | None) -> DatasetSplits:
+def open_evaluation_data(
+    data: str | None, real: Path | None, run: FinishedRun | None, *, need_classes: bool = True
+) -> DatasetSplits:
     """Open `data`, by default that of the run. The run's own data is split as in training, other data is not."""
     where = data or (run.data if run else None)
     if where is None:
         raise ConfigError("no `data`; expected fashion, or a folder of images: val/CLASS/*.jpg or CLASS/*.jpg")
     if run is not None and is_same_data_path(run.data, where):
-        return open_data(where, seed=run.seed, val_share=run.val_share, real=real)
-    return open_data(where, val_share=1.0, real=real)
+        return open_data(where, seed=run.seed, val_share=run.val_share, real=real, need_classes=need_classes)
+    return open_data(where, val_share=1.0, real=real, need_classes=need_classes)
 
 
 def find_default_data(loaded: LoadedModel) -> str | None:
@@ -63,7 +65,10 @@ class LabelledImages:
 
     def take(self, indices: Sequence[int]) -> list[ImageItem]:
         return [
-            ImageItem(self.images.source(n), self.images.name(n), self.labels[self.images.label(n)]) for n in indices
+            ImageItem(
+                self.images.source(n), self.images.name(n), self.labels[self.images.label(n)] if self.labels else None
+            )
+            for n in indices
         ]
 
 
@@ -74,6 +79,11 @@ class SelectedImages:
     items: Sequence[ImageItem] = ()
     notes: Sequence[str] = ()
     labelled: LabelledImages | None = None
+
+    def take_evenly(self, count: int) -> Sequence[ImageItem]:
+        """Evenly spaced images of all that there are, if they have classes; otherwise the selected ones."""
+        found = self.labelled
+        return self.items if found is None else found.take(evenly_spaced_indices(len(found.images), count))
 
 
 def select_images(loaded: LoadedModel, data: str | None, count: int, *, by_class: bool = False) -> SelectedImages:
@@ -110,7 +120,7 @@ def take_example_photos(loaded: LoadedModel, count: int) -> SelectedImages:
 
 def open_labelled_images(loaded: LoadedModel, data: str | None) -> LabelledImages:
     """The validation images of `data`, by default that of the run, with the classes of the model."""
-    found = open_evaluation_data(data, None, loaded.run)
+    found = open_evaluation_data(data, None, loaded.run, need_classes=bool(loaded.classes))
     images, labels, reason = get_validation_images(found), found.classes, ""
     mapping: tuple[int, ...] | None = None
     if not loaded.classes:

@@ -138,8 +138,10 @@ class FusedAttention(nn.Module):
         self,
         x: Tensor,
         grid: Grid | None = None,  # noqa: ARG002  # it has no positions in the attention
+        mask: Tensor | None = None,
         queries: int | None = None,
     ) -> Tensor:
+        assert mask is None, "only models without masks are fused"
         queried = x if queries is None else x[:, :queries]
         q, k, v = (F.linear(rows, self.get_buffer(name)) for rows, name in ((queried, "q"), (x, "k"), (x, "v")))
         mixed = torch.onnx.ops.symbolic(  # an operator of ONNX Runtime, which torch cannot compute

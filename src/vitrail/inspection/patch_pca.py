@@ -18,7 +18,7 @@ from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
-from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, new_figure, sanitize_label
+from vitrail.figures import FIGURE_WIDTH, GREY, CaptionedFigure, new_figure, sanitize_label
 from vitrail.inspection.capture import force_eager
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_torch_model
@@ -217,6 +217,8 @@ def plot_patch_pca(
 
 def draw_pairs(photos: NDArray[np.uint8], colours: NDArray[np.uint8], names: Sequence[str]) -> "Figure":
     """Each image next to its colours, in rows of equal panels; all in one axes, in inches."""
+    from matplotlib.patches import Rectangle
+
     pairs = min(len(photos) if len(photos) < 4 else ceil(len(photos) / 2), MAX_PAIRS_PER_ROW)
     inner, outer = 0.06, 0.22  # inches between the two panels of a pair, and between pairs
     side = min((FIGURE_WIDTH - outer) / pairs - outer - inner, 2 * 2.6) / 2
@@ -236,5 +238,6 @@ def draw_pairs(photos: NDArray[np.uint8], colours: NDArray[np.uint8], names: Seq
         for panel, image in enumerate((photo, colour)):
             x = left + panel * (side + inner)
             axes.imshow(image, extent=(x, x + side, top + height, top), interpolation="nearest", aspect="auto")
+            axes.add_patch(Rectangle((x, top), side, height, fill=False, edgecolor=GREY, linewidth=0.6))
     axes.set(xlim=(0, FIGURE_WIDTH), ylim=(total, 0))
     return figure

@@ -16,6 +16,7 @@ from vitrail.inspection.summary import ModelSummary, format_shape, summarize
 from vitrail.layers.block import Block
 from vitrail.report.evaluation_report import EvaluatedImages, build_result_sections, build_training_section
 from vitrail.report.html_page import PageSection
+from vitrail.report.representation_report import build_representation_sections, build_run_figures_section
 from vitrail.text import TableCells, format_count
 from vitrail.train.run_list import RunSummary
 
@@ -34,6 +35,7 @@ FIGURE_SECTIONS = (  # title, introduction, figures of `look`
         "Patches are removed in the order of the map, and the class is predicted again.",
         ("occlusion",),
     ),
+    ("Patch features", "", ("patch_pca",)),
     ("Position embeddings", "", ("position_similarity",)),
     ("First-layer filters", "", ("filters",)),
     ("Tokens by layer", "", ("token_norms", "token_similarity", "alignment")),
@@ -49,13 +51,15 @@ def build_model_report(
     batch: int = 4,
     evaluated: EvaluatedImages | None = None,
     run: RunSummary | None = None,
+    bank: Sequence[ImageItem] = (),
     notes: Sequence[str] = (),
     progress: Callable[[int], object] | None = None,
 ) -> tuple[str, str, list[PageSection]]:
     """Build title, lead and sections: maps of `explained` images, and figures over all of them.
 
-    An evaluation adds its results, a run its training curves. `notes` say what could not be included. `progress` is
-    called with 1 for each explained image and for each image of the figures.
+    An evaluation adds its results, a run its training curves and the figures of its task. The neighbours of a model
+    without a head are searched in the `bank`, by default in the images. `notes` say what could not be included.
+    `progress` is called with 1 for each explained image and for each image of the figures.
     """
     skipped, explanations = list[str](), list[tuple[ImageItem, Explanation]]()
     options = explainer.resolve_options(ExplainOptions(method=explainer.default_method))
@@ -69,7 +73,11 @@ def build_model_report(
     model_figures = look(explainer, (each.source for each in images), batch=batch, progress=progress)
     summary = summarize(explainer.model)
     sections = [] if evaluated is None else build_result_sections(evaluated)
-    sections += [] if run is None else [build_training_section(run)]
+    notes = [*notes]
+    if run is not None:
+        of_task, unreadable = build_run_figures_section(run.folder)
+        sections += [build_training_section(run), *of_task]
+        notes += unreadable
     sections.append(PageSection(title="Model", table=build_model_table(explainer, summary)))
     if explanations:
         if explainer.loaded.classes:
@@ -79,6 +87,11 @@ def build_model_report(
             text += f" There are no attention maps: {explainer.no_maps_reason}."
         figures = [explanation.figure for _, explanation in explanations]
         sections.append(PageSection(title="Explanations", text=text, figures=figures))
+        if not explainer.loaded.classes:
+            readable = [each for each, _ in explanations]
+            more, missing = build_representation_sections(explainer, readable, bank or images)
+            sections += more
+            notes += missing
     by_name = {figure.name: figure for figure in model_figures.figures}
     for title, text, names in FIGURE_SECTIONS:
         if found := [by_name[each] for each in names if each in by_name]:

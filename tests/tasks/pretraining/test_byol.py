@@ -19,7 +19,7 @@ from vitrail.tasks.pretraining.projector import make_regression_projector
 from vitrail.tasks.task import parse_task_settings
 from vitrail.train.fit import fit
 
-SMALL = {"projector_width": 16, "projection_width": 8}
+SMALL: dict[str, Any] = {"projector_width": 16, "projection_width": 8}
 
 
 def test_loss_is_that_of_the_paper_and_of_lightly() -> None:
@@ -51,7 +51,9 @@ def test_momentum_of_the_authors(step: int) -> None:
 
 
 def test_views_have_the_constants_of_the_paper() -> None:
-    first, second = Byol(make_backbone(), ByolSettings(**SMALL)).views.values()
+    views = Byol(make_backbone(), ByolSettings(**SMALL)).views
+    assert views is not None
+    first, second = views.values()
     for view, blur, solarize in ((first, 1.0, 0.0), (second, 0.1, 0.2)):
         augmentation: Any = view.augmentation
         assert (augmentation.area, augmentation.jitter_rate, augmentation.grey_rate) == ((0.08, 1.0), 0.8, 0.2)
@@ -63,7 +65,7 @@ def test_views_have_the_constants_of_the_paper() -> None:
 def test_teacher_starts_as_a_copy_and_follows_the_parameters_alone() -> None:
     """With momentum 0.75 and one step, it has moved a quarter of the way; its batch norms have their own averages."""
     torch.manual_seed(2)
-    task = Byol(make_backbone(), ByolSettings(**SMALL, teacher_momentum=Schedule(start=0.75)))
+    task: Any = Byol(make_backbone(), ByolSettings(**SMALL, teacher_momentum=Schedule(start=0.75)))
     before = {name: each.detach().clone() for name, each in task.teacher.named_parameters()}
     student = {name: each for name, each in task.named_parameters() if name.startswith(("backbone.", "projector."))}
     assert all(torch.equal(before[name], each) for name, each in student.items())
@@ -79,9 +81,11 @@ def test_teacher_starts_as_a_copy_and_follows_the_parameters_alone() -> None:
 
 def test_whitened_filters_are_those_of_the_teacher_too() -> None:
     recipe = open_recipe("byol-cpu").with_settings({"minutes": None, "batch": 24, "lr": 1e-9})
-    task = Byol(create("cct_cpu_32", classes=0), ByolSettings(**SMALL, view_size=8))
+    task: Any = Byol(create("cct_cpu_32", classes=0), ByolSettings(**SMALL, view_size=8))
     before = task.backbone.patch_embed.layers[0].weight.clone()
     fit(task, make_data(), recipe, steps=1, device="cpu")
-    weights = [each.patch_embed.layers[0].weight for each in (task.backbone, task.teacher["backbone"])]
+    weights: list[torch.Tensor] = [
+        each.patch_embed.layers[0].weight for each in (task.backbone, task.teacher["backbone"])
+    ]
     assert not torch.allclose(before, weights[0], atol=0.05)
     torch.testing.assert_close(*weights, atol=1e-6, rtol=0)

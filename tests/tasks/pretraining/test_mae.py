@@ -1,5 +1,6 @@
 """MAE against transformers' ViTMAE with the same weights and masks, its sizes, its masks and what it refuses."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.checkpoint.sincos_tables import make_sincos_table
+from vitrail.cli.convert import convert
 from vitrail.data.batch import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
@@ -263,15 +265,17 @@ def test_decoder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         task.load_parts({name: each for name, each in tensors.items() if name != "decoder_norm.bias"})
 
 
-def test_encoder_of_a_scratch_run_is_written_for_the_authors_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_encoder_of_a_scratch_run_is_written_for_the_authors_code(tmp_path: Path, pool: str) -> None:
     """The order of the table's columns differs, but the file contains the table."""
-    model = make_task().backbone
-    write(model, tmp_path / "encoder.pth", "mae")
-    images = torch.randn(2, 3, 16, 16)
-    back = read(tmp_path / "encoder.pth", heads=3, classes=0).model
+    model, images = make_task(pool=pool).backbone, torch.randn(2, 3, 16, 16)
+    with pytest.warns(UserWarning, match="pool='mean'") if pool == "mean" else nullcontext():
+        write(model, tmp_path / "encoder.pth", "mae")
+    back = read(tmp_path / "encoder.pth", heads=3, classes=0, pool=pool).model
     assert torch.equal(back(images), model(images))
 
 
+@pytest.mark.filterwarnings("ignore:mae cannot store")
 def test_run_is_continued_with_its_decoder_and_has_a_figure(tmp_path: Path) -> None:
     """Through the loop and the folder of a run: reconstructions, and a new task that starts from it."""
     task = make_task()
@@ -283,6 +287,13 @@ def test_run_is_continued_with_its_decoder_and_has_a_figure(tmp_path: Path) -> N
     assert [each for each in lines if "the decoder, 2 blocks of width 16" in each]
     for name, tensor in task.state_dict().items():
         assert torch.equal(tensor, found.state_dict()[name]), name
+
+    convert(str(tmp_path / "run"), tmp_path / "full.pth", to="mae", parts=True)
+    written = torch.load(tmp_path / "full.pth")["model"]
+    for name, tensor in name_as_authors(task).items():
+        assert torch.equal(tensor, written[name]), name
+    with pytest.raises(CheckpointError, match=r"^timm has only the model; expected `to` mae"):
+        convert(str(tmp_path / "run"), tmp_path / "full.safetensors", to="timm", parts=True)
 
     source = open_image_source(task, data, recipe, task.preprocessing)
     (figure,) = task.draw_figures(source, torch.device("cpu"))

@@ -56,15 +56,16 @@ def test_projectors_of_versions_2_and_1() -> None:
 
 
 def test_views_have_the_constants_of_the_paper() -> None:
-    (view,) = SimClr(make_backbone()).views.values()
-    augmentation: Any = view.augmentation
+    task: Any = SimClr(make_backbone())
+    (view,) = task.views.values()
+    augmentation = view.augmentation
     assert view.count == 2
     assert (augmentation.area, augmentation.aspect, augmentation.flip) == ((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     assert (augmentation.jitter_rate, augmentation.jitter_strengths) == (0.8, (0.8, 0.8, 0.8, 0.2))
     assert (augmentation.grey_rate, augmentation.blur_rate, augmentation.solarize_rate) == (0.2, 0.5, 0)
     assert (augmentation.blur_sigma, augmentation.blur_kernel) == ((0.1, 2.0), 0.1)
-    (half,) = SimClr(make_backbone(), SimClrSettings(jitter=0.5, blur=0)).views.values()
-    assert half.augmentation.jitter_strengths == (0.4, 0.4, 0.4, 0.1)
+    task = SimClr(make_backbone(), SimClrSettings(jitter=0.5, blur=0))
+    assert task.views["views"].augmentation.jitter_strengths == (0.4, 0.4, 0.4, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +75,16 @@ def test_views_have_the_constants_of_the_paper() -> None:
         ({}, {}, {"whiten": True}, ("`whiten` is true", "cct_cpu_32")),
         ({"view_size": 4}, {}, {}, ("`view_size` is 4", "8×8", "dynamic=true")),
         ({"view_size": 6}, {"dynamic": True}, {}, ("`view_size` is 6", "multiple of 4×4")),
+        ({"jitter": 3}, {}, {}, ("`jitter` is 3", "0.6", "2.5 or less")),
         ({"view_size": 12}, {"dynamic": True}, {}, ("12×12", "10×10")),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
     settings: dict[str, Any], fields: dict[str, Any], loop: dict[str, Any], numbers: tuple[str, ...]
 ) -> None:
-    task, recipe = SimClr(make_backbone(**fields), SimClrSettings(**settings)), RECIPE
+    recipe = replace(RECIPE, loop=replace(RECIPE.loop, **loop))
     with pytest.raises(ConfigError) as caught:
-        fit(task, make_data(), replace(recipe, loop=replace(recipe.loop, **loop)), device="cpu")
+        fit(SimClr(make_backbone(**fields), SimClrSettings(**settings)), make_data(), recipe, device="cpu")
     assert all(number in str(caught.value) for number in numbers)
     assert "\n" not in str(caught.value)
 

@@ -14,6 +14,7 @@ from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.name_table import convert_to_our_tensors
 from vitrail.checkpoint.sincos_tables import is_sincos_table
 from vitrail.checkpoint.sources import deit, timm
+from vitrail.models.name_entries import make_entry
 from vitrail.models.parts.hf_names import HF_VIT_TABLE
 
 NAME = "mae"
@@ -57,11 +58,19 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
 
 
 def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -> Mapping[str, Any]:
-    """Write the encoder or the fine-tuned model; our models have no decoder."""
+    """Write the encoder, perhaps with a decoder by its names here, or the fine-tuned model.
+
+    A file without a head does not say how tokens are pooled: an encoder that pools the patches can be written.
+    """
     _, source = choose_source(NAME, description)
-    layout.check_representable(NAME, description.config, source.supported)
-    layout.rename_and_write_tensors(NAME, tensors, source.table, description.config["heads"], path, wrapper="model")
-    return source.assumed
+    heads, config, assumed = description.config["heads"], description.config, source.assumed
+    if not config["classes"] and config.get("pool") == "mean":
+        config, assumed = {**config, "pool": "class"}, {**assumed, "pool": "class"}
+    layout.check_representable(NAME, config, source.supported)
+    decoder = [make_entry(name, name) for name in tensors if re.fullmatch(DECODER_PATTERN, name)]
+    table = (*decoder, *source.table)
+    layout.rename_and_write_tensors(NAME, tensors, table, heads, path, wrapper="model")
+    return assumed
 
 
 def collect_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -79,4 +88,4 @@ def collect_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**rest, **{f"decoder_{name}": tensor for name, tensor in blocks.items()}}
 
 
-LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)
+LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write, collect_parts=collect_decoder)

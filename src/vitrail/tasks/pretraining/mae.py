@@ -209,7 +209,7 @@ def check_encoder(model: ImageModel) -> None:
     if isinstance(model.get_submodule(model.final_norm), nn.Identity):
         raise ConfigError(
             "MAE reads the tokens after the final norm, and this model has none before it pools them (pool "
-            "'mean_norm'); use `pool` mean or class; fine-tuning can change it"
+            "'mean_norm'); use `pool` mean or class"
         )
     if model.attention_pool:
         raise ConfigError("MAE does not train the layers of pool 'map'; use `pool` mean or class")

@@ -31,6 +31,7 @@ SPREAD_METRIC = Metric(name="spread", label="spread of the features")
 RANK_METRIC = Metric(name="effective_rank", label="effective rank of the features")
 MAX_BANK_IMAGES, MAX_QUERY_IMAGES = 4000, 2000  # of the k-NN during training; `vitrail probe` uses all images
 NEIGHBOURS = 20
+TRAINING_PARTS = ("student", "teacher", "dino_loss")  # in the files of DINO and EsViT
 
 
 class Pretraining(ImageTask):
@@ -143,7 +144,7 @@ def read_part_tensors(init: str) -> dict[str, Tensor]:
     """The tensors of a file by the names that they have in it; of a run, those of its task but the backbone."""
     path = locate_or_download_checkpoint(init)
     if not is_run_folder(path):
-        return read_raw_contents(path).tensors
+        return read_raw_contents(path, parts=TRAINING_PARTS).tensors
     checkpoints = sorted((path / CHECKPOINTS_FOLDER).glob("step-*.safetensors"))
     state = read_raw_contents(checkpoints[-1]).tensors if checkpoints else {}
     averaged = any(name.startswith("average/") for name in state)  # with `ema`, as the model of the run

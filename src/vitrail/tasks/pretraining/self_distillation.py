@@ -55,6 +55,12 @@ ONE_HOT_SIGN = CollapseSign(
     meaning="the teacher gives every image one prototype",
     remedy="use a `centre_momentum` less than 1, a higher `teacher_temperature`, or a lower `lr`",
 )
+ONE_PROTOTYPE_SIGN = CollapseSign(
+    metric="prototypes",
+    below=1.5,
+    meaning="all crops have the same most probable prototype",
+    remedy="lower `lr`, use a `centre_momentum` less than 1, or a larger `batch`",
+)
 
 
 class SelfDistillation(Pretraining):
@@ -62,7 +68,12 @@ class SelfDistillation(Pretraining):
 
     metrics = (*Pretraining.metrics, Metric(name="teacher_entropy", label="entropy of the teacher / ln K"))
     averages_itself = True
-    collapse_signs: ClassVar[tuple[CollapseSign, ...]] = (UNIFORM_SIGN, ONE_HOT_SIGN, SPREAD_SIGN)
+    collapse_signs: ClassVar[tuple[CollapseSign, ...]] = (
+        UNIFORM_SIGN,
+        ONE_HOT_SIGN,
+        ONE_PROTOTYPE_SIGN,
+        SPREAD_SIGN,
+    )
     heads: Any  # a PrototypeHead by name
     centres: Any  # a Centre by the name of its head
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitrail.data.augment.view_config import ViewAugmentation
+from vitrail.data.augment.view_config import MAX_HUE, ViewAugmentation
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
 from vitrail.models.checks import pair
@@ -41,6 +41,12 @@ def make_view_augmentation(
 ) -> ViewAugmentation:
     """The views of a paper: its strengths of the colour jitter, times the recipe's."""
     brightness, contrast, saturation, hue = (settings.jitter * each for each in strengths)
+    if hue > MAX_HUE:
+        raise ConfigError(
+            f"`jitter` is {settings.jitter:g}, which shifts the hue by {hue:g} of a turn; "
+            f"use {MAX_HUE / strengths[3]:g} or less",
+            fields=("jitter",),
+        )
     return ViewAugmentation(
         area=settings.area,
         brightness=brightness,
