@@ -167,7 +167,7 @@ def make_sources(
                 sources.append(found)
             mine.append(by_digest[found.digest])
         elif untrained:
-            notes.append(f"{name}: its architecture cannot be built anew, so there is no untrained row")
+            notes.append(f"{name}: its architecture cannot be built without its weights, so there is no untrained row")
         if is_masked_autoencoder(each):
             notes.append(
                 f"{name} is a masked autoencoder, whose k-NN is low by nature (published: 11 % where fine-tuning gives "
