@@ -100,7 +100,7 @@ def test_a_head_of_another_size_is_refused(
     tmp_path: Path, contents: dict[str, Any], setting: str, value: int, right: int
 ) -> None:
     with pytest.raises(VitrailError) as error:
-        build_from(tmp_path, contents, **{setting: value})
+        build_from(tmp_path, contents, "dino", **{setting: value})
     assert f"`{setting}` is {value}" in str(error.value)
     assert f"use `{setting}` {right}" in str(error.value)
 
