@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import support.torchvision_shim  # noqa: F401  # before lightly
 import torch
 import torch.nn.functional as F
-from lightly.loss import DINOLoss
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before lightly
 from support.pretraining_cases import CASES, CROPS, SMALL_HEAD
 from support.toy_task import RECIPE, make_backbone, make_data
+
+# isort: split
+from lightly.loss import DINOLoss
 from torch import Tensor, nn
 
 import vitrail

@@ -13,9 +13,11 @@ from support.toy_task import make_backbone
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task
+from vitrail.tasks.pretraining.dino import Dino
 from vitrail.tasks.pretraining.prototype_head import PrototypeHead
 from vitrail.tasks.pretraining.self_distillation import SelfDistillation
 from vitrail.tasks.task import BuildContext
@@ -100,7 +102,7 @@ def test_a_head_of_another_size_is_refused(
     tmp_path: Path, contents: dict[str, Any], setting: str, value: int, right: int
 ) -> None:
     with pytest.raises(VitrailError) as error:
-        build_from(tmp_path, contents, **{setting: value})
+        build_from(tmp_path, contents, "dino", **{setting: value})
     assert f"`{setting}` is {value}" in str(error.value)
     assert f"use `{setting}` {right}" in str(error.value)
 
@@ -111,3 +113,13 @@ def test_a_student_of_another_width_is_refused(tmp_path: Path, contents: dict[st
         build_from(tmp_path, {**contents, "student": wider})
     assert "\n" not in str(error.value)
     assert "backbone." in str(error.value)
+
+
+def test_a_run_continues_with_its_heads_teacher_and_centre() -> None:
+    old, new = (Dino(make_backbone(), DinoSettings(**SMALL_HEAD, local_crops=0)) for _ in range(2))
+    torch.nn.init.normal_(old.centres["head"].value)
+    state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith("backbone.")}
+    said = new.load_parts(state)
+    assert all(torch.equal(new.state_dict()[name], tensor) for name, tensor in state.items())
+    assert all(word in said for word in ("teacher", "head", "centre"))
+    assert "new" not in said

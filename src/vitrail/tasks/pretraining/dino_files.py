@@ -16,11 +16,8 @@ SETTINGS_BY_SHAPE = {  # the setting that the number of rows of a tensor of a he
 
 def rename_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a file under the names of a task; empty if the file has no head to continue with."""
-    if any(name.startswith("task.") for name in tensors):  # a checkpoint of a run
-        return {
-            name.removeprefix("task.") if name.startswith("task.") else f"backbone.{name}": each
-            for name, each in tensors.items()
-        }
+    if "heads.head.mlp.0.weight" in tensors:  # a checkpoint of a run
+        return dict(tensors)
     renamed = dict[str, Tensor]()
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
@@ -60,6 +57,8 @@ def select_fitting_tensors(given: Mapping[str, Tensor], expected: Mapping[str, T
 def describe_parts(loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
     """What was loaded completely, and what was not: 'student, teacher, head, centre; new: head_dense'."""
     groups = {"student": "backbone.", "teacher": "teacher.backbone."}
+    if not any(name.startswith("backbone.") for name in loaded):  # of a run: its model is the teacher's
+        del groups["student"]
     for head in HEADS:
         groups |= {
             head: f"heads.{head}.",

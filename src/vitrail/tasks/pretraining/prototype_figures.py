@@ -51,10 +51,10 @@ def compute_class_attention(model: ImageModel, images: Tensor) -> Tensor | None:
         return None
     captured = list[Tensor]()
 
-    def capture(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def capture(module: nn.Module, given: Any, named: dict[str, Any]) -> None:
         assert isinstance(module, SelfAttention)
-        grid = arguments[1] if len(arguments) > 1 else named.get("grid")
-        captured.append(module.weights(arguments[0], grid)[:, :, 0, model.prefix :])
+        grid = given[1] if len(given) > 1 else named.get("grid")
+        captured.append(module.weights(given[0], grid)[:, :, 0, model.prefix :])
 
     with attention.register_forward_pre_hook(capture, with_kwargs=True):
         model.tokens(images)
