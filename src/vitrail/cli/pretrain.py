@@ -40,8 +40,8 @@ def pretrain(
 
     Examples::
 
-        vitrail pretrain mae --epochs 1                      # bundled data
-        vitrail pretrain simclr --minutes 1 --then probe     # with a table and a figure of its features
+        vitrail pretrain mae --epochs 1
+        vitrail pretrain simclr --minutes 1 --then probe
         vitrail pretrain --resume runs/demo
 
     Parameters

@@ -11,7 +11,7 @@ from cyclopts.exceptions import CoercionError
 from vitrail.cli.options.groups import AUGMENTATION, COMMON, DISTILLATION, LOOP, OPTIMIZER, SPEED, TASK
 from vitrail.errors import ConfigError
 from vitrail.recipes.pretraining_settings import SETTINGS, TASKS_WITH_VIEWS
-from vitrail.recipes.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
+from vitrail.recipes.recipe import SECTIONS, list_settings, open_recipe
 from vitrail.recipes.schedule import Schedule, parse_schedule
 
 SECTION_GROUPS = {"loop": LOOP, "optimization": OPTIMIZER, "augmentation": AUGMENTATION, "distillation": DISTILLATION}
@@ -75,8 +75,7 @@ def describe_recipe_value(recipe: str, name: str, _: object) -> str:
 @cache
 def read_shown_values(recipe: str) -> dict[str, Any]:
     """All settings of a recipe by flat name, those of its task too."""
-    known = recipe in list_builtin_recipe_names()
-    opened = open_recipe(recipe) if known else Recipe(task={"name": recipe.removesuffix("-cpu")})
+    opened = open_recipe(recipe)
     settings = SETTINGS.get(opened.task.get("name", ""))
     if settings is None:
         return opened.to_flat_dict()
