@@ -203,9 +203,10 @@ def test_image_from_standard_input(model: Path, photo: Path, tmp_path: Path) -> 
 def test_model_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> None:
     headless = write_model_folder(tmp_path / "headless", labels=None)
     result = vitrail_("explain", headless, photo, "-o", tmp_path / "out")
-    assert result == (0, f"{photo}: {tmp_path / 'out' / 'photo.rollout.png'}\n", "")
-    (found,) = json.loads(vitrail_("explain", headless, photo, "-o", tmp_path / "out", "--json", "--overwrite").out)
-    assert (found["asked"], found["top"]) == (None, [])
+    written = [tmp_path / "out" / f"photo.{method}.png" for method in ("rollout", "heads", "pca")]
+    assert result == (0, "".join(f"{photo}: {path}\n" for path in written), "")
+    found = json.loads(vitrail_("explain", headless, photo, "-o", tmp_path / "out", "--json", "--overwrite").out)
+    assert [(each["asked"], each["top"]) for each in found] == [(None, [])] * 3
     for words, message in (
         (("--check",), "--check needs a model with classes; this one has no head"),
         (("--class", "0"), "class '0' needs a model with classes"),

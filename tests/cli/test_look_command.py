@@ -19,7 +19,15 @@ pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
 Run = Callable[..., Any]
 WEIGHT_FIGURES = ("position_similarity", "filters")
-NAMES = (*WEIGHT_FIGURES, "attention_distance", "token_norms", "token_similarity", "alignment", "occlusion")
+NAMES = (
+    *WEIGHT_FIGURES,
+    "attention_distance",
+    "token_norms",
+    "token_similarity",
+    "patch_pca",
+    "alignment",
+    "occlusion",
+)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_report_of_a_run(vitrail_: Run, tmp_path: Path) -> None:
     assert read_headings(page)[:5] == [
         *("Results", "Accuracy per class", "Confusion and calibration", "Samples", "Training"),
     ]
-    assert page.count("<figure") == 2 + 1 + 2 + 6, "confusion and calibration, samples, maps, model"
+    assert page.count("<figure") == 2 + 1 + 2 + 7, "confusion and calibration, samples, maps, model"
     assert [row[1] for row in read_prediction_rows(page)] == ["ants", "cats"], "of different classes"
     accuracy = re.search(r"Top-1 accuracy (\d+\.\d+%) on 6 validation images of data\.", page)
     assert accuracy is not None

@@ -207,7 +207,14 @@ def test_patches_can_be_removed() -> None:
 def test_look_and_report(classes: int, tmp_path: Path) -> None:
     subject = explainer(classes=classes)
     result = look(subject, [photo(n) for n in range(5)], batch=2)
-    expected = {"position_similarity", "filters", "token_norms", "alignment", *(["occlusion"] if classes else [])}
+    expected = {
+        "position_similarity",
+        "filters",
+        "token_norms",
+        "patch_pca",
+        "alignment",
+        *(["occlusion"] if classes else []),
+    }
     assert {figure.name for figure in result.figures} == expected
     assert result.notes[0] == f"attention distance: not defined, since {NO_SHARES}"
     norms = result["token_norms"].arrays["norms"]  # (S, B, N)

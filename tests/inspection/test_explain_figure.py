@@ -9,8 +9,9 @@ from support.attention_models import make_attention_model
 from support.figure_checks import check_figure
 
 from vitrail.data.preprocessing import Preprocessing, compute_visible_box
-from vitrail.inspection.explain import Explainer, Explanation
+from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
+from vitrail.inspection.explanation import Explanation
 
 PREPROCESSING = Preprocessing(crop=0.8)
 PLOT = "needs the extra `plot`"

@@ -82,5 +82,6 @@ def test_pooled_patches_are_the_query_without_a_class_token() -> None:
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
+    explain: Any = make_explainer().explain
     with pytest.raises(ConfigError, match=message):
-        make_explainer().explain(make_image(), **{"method": "heads", **options})
+        explain(make_image(), **{"method": "heads", **options})

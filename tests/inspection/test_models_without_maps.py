@@ -49,7 +49,9 @@ def test_layers_are_the_blocks() -> None:
 
 def test_look_draws_the_other_figures_with_notes() -> None:
     result = look(explainer(), make_images(5))
-    assert {figure.name for figure in result.figures} == {"position_similarity", "filters", "token_norms", "alignment"}
+    assert {figure.name for figure in result.figures} == {
+        *("position_similarity", "filters", "token_norms", "patch_pca", "alignment")
+    }
     assert result.notes == (
         f"attention distance: not defined, since {WHY}",
         f"occlusion check: not possible, since {WHY}",

@@ -20,7 +20,9 @@ TOY: dict[str, Any] = {"image_size": 4, "colours": 7, "width": 12, "depth": 3, "
 
 def make_model(**fields: Any) -> IGPT:
     torch.manual_seed(0)
-    return add_weight_noise(vitrail.create("igpt_cpu", **{**TOY, **fields})).eval()
+    model = add_weight_noise(vitrail.create("igpt_cpu", **{**TOY, **fields})).eval()
+    assert isinstance(model, IGPT)
+    return model
 
 
 def draw_colours(count: int = 2) -> Tensor:

@@ -50,7 +50,7 @@ def make_igpt(objective: Any) -> Callable[[Any], Task]:
     def make(_: Any) -> Task:
         torch.manual_seed(1)
         fields = {"image_size": 8, "colours": 9, "width": 12, "depth": 2, "heads": 2, "classes": 0}
-        backbone = vitrail.create("igpt_cpu", **fields, causal=objective == "autoregressive")
+        backbone: Any = vitrail.create("igpt_cpu", **fields, causal=objective == "autoregressive")
         return ImageGpt(backbone, IgptSettings(objective=objective))
 
     return make

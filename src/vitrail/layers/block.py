@@ -55,5 +55,6 @@ class Block(nn.Module):
         return self.compute(x, grid, queries, mask)
 
     def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
-        x = x[:, :queries] + self.drop_path(self.ls1(self.drop(self.attn(self.norm1(x), grid, mask, queries))))
+        mixed = self.attn(self.norm1(x), grid, mask=mask, queries=queries)
+        x = x[:, :queries] + self.drop_path(self.ls1(self.drop(mixed)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))

@@ -275,13 +275,22 @@ PRESETS = {
     "igpt_cpu": IGPTConfig(image_size=16, colours=64, width=128, depth=8, heads=4),  # ours
 }
 ALIASES = {"iGPT-S": "igpt_small", "iGPT-M": "igpt_medium", "iGPT-L": "igpt_large"}
+PUBLISHED_HEADS = {preset.width: preset.heads for name, preset in PRESETS.items() if name != "igpt_cpu"}
 
 
 def infer_config(shapes: TensorShapes) -> InferredConfig:
     """From the embedding (K + 1, D), which has a row for the start, the palette and the number of blocks."""
     (colours, channels), (rows, width) = (get_tensor_shape(shapes, n, 2) for n in ("palette", "colour_embed.weight"))
     depth = 1 + max((int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")), default=0)
-    fields = {"width": width, "depth": depth, "colours": colours, "channels": channels, "causal": rows > colours}
+    heads = PUBLISHED_HEADS.get(width)
+    fields = {
+        "width": width,
+        "depth": depth,
+        **({"heads": heads} if heads else {}),
+        "colours": colours,
+        "channels": channels,
+        "causal": rows > colours,
+    }
     classes = shapes.get("head.weight", (0,))[0]
     return InferredConfig(fields={**fields, "classes": classes}, stride=(1, 1))
 
@@ -326,7 +335,7 @@ HF_IMAGEGPT = SourceNames(
     markers=("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.ln_1.weight", "lm_head.weight"),
     supported={"classes": (0,), "causal": (True,), "channels": (3,)},
     assumed={"feature_layer": None},
-    heads={512: 8, 1024: 8, 1536: 16},
+    heads=PUBLISHED_HEADS,
     card=make_hf_card,
 )
 CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=(HF_IMAGEGPT,), resampled={"pos_embed": "grid"})

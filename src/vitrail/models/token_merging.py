@@ -43,6 +43,7 @@ def add_token_merging(model: nn.Module, per_layer: int) -> nn.Module:
     merging: Any = copy.deepcopy(model, tensors)  # tensors in deepcopy's memo are not copied
     merging.blocks = nn.ModuleList([MergingBlocks(list(merging.blocks), per_layer, merging.prefix)])
     merging.levels = (replace(merging.levels[0], blocks=("blocks.0",)),)
+    merging.takes_mask = False
     return merging
 
 
@@ -75,7 +76,14 @@ class MergingBlocks(nn.Module):
         super().__init__()
         self.blocks, self.per_layer, self.prefix = nn.ModuleList(blocks), per_layer, prefix
 
-    def forward(self, x: Tensor, grid: Grid | None = None, queries: int | None = None) -> Tensor:  # noqa: ARG002
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid | None = None,  # noqa: ARG002
+        queries: int | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        assert mask is None, "merged tokens have no places in a mask"
         sizes = places = None  # not attributes, since threads may share a model
         blocks: list[Any] = list(self.blocks)
         for layer, block in enumerate(blocks, start=1):

@@ -31,6 +31,8 @@ from vitrail.train.fit import fit
 
 START = Clock(step=0, steps=9, steps_per_epoch=3)
 
+pytestmark = pytest.mark.filterwarnings("ignore::vitrail.tasks.collapse.CollapseWarning")  # toy runs have no warm-up
+
 
 def make_dino(fields: Mapping[str, Any] | None = None, **settings: Any) -> Dino:
     given = DinoSettings(**{**SMALL_HEAD, **CROPS, **settings})

@@ -37,7 +37,7 @@ def make_task(objective: str = "autoregressive") -> Any:
 
 
 def make_source(task: Any, **preprocessing: Any) -> ImageSource:
-    prepared = Preprocessing(**{"image_size": 8, "mean": (0.5,) * 3, "std": (0.5,) * 3, **preprocessing})
+    prepared = replace(Preprocessing(image_size=8, mean=(0.5,) * 3, std=(0.5,) * 3), **preprocessing)
     return open_image_source(task, make_data(), RECIPE, prepared)
 
 
@@ -87,7 +87,8 @@ def test_a_run_makes_the_palette_once_and_keeps_it(tmp_path: Path) -> None:
     assert not trained.has_default_palette
     assert palette.abs().max() <= 1
     vitrail.save(trained, tmp_path / "model")
-    again = ImageGpt(vitrail.load(tmp_path / "model"))
+    loaded: Any = vitrail.load(tmp_path / "model")
+    again = ImageGpt(loaded)
     other = replace(ONE_EPOCH, loop=replace(ONE_EPOCH.loop, seed=9))
     fit(again, make_data(48), other, device="cpu")  # other images and another seed: the palette belongs to the weights
     assert torch.equal(again.backbone.palette, palette)

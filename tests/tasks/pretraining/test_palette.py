@@ -1,5 +1,7 @@
 """The palette: seeded, at least as good as scikit-learn's from the same start, and never with an empty cluster."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,8 @@ def test_the_inertia_is_that_of_scikit_learn_from_the_same_centres() -> None:
     weights = counts.astype(np.float64)
     start = choose_spread_points(points, weights, 12, seed=0)
     centres, inertia = run_kmeans(points, weights, start)
-    theirs = KMeans(12, init=start, n_init=1, algorithm="lloyd").fit(points, sample_weight=weights)
+    kmeans: Any = KMeans
+    theirs = kmeans(12, init=start, n_init=1, algorithm="lloyd").fit(points, sample_weight=weights)
     assert inertia <= theirs.inertia_ * 1.005
     distances = np.square(PIXELS[:, None] - centres).sum(-1).min(1)
     assert distances.sum() == pytest.approx(inertia)
