@@ -15,7 +15,7 @@ from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSubset, ImageDataset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.knn import classify_by_neighbours
 from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
@@ -90,6 +90,9 @@ class Pretraining(ImageTask):
         """
         found = super().evaluate(source, clock, batch=batch, workers=workers, device=device, limit=limit)
         assert isinstance(found, MeanMetrics)
+        if not found.examples and source.validation_count and limit is None:
+            reason = f", for instance: {found.skipped[0]}" if found.skipped else ""
+            raise DataError(f"none of {source.validation_count} validation images can be read{reason}")
         measured = self.measure_features(as_image_source(source, self), batch, workers, device, limit)
         if "baseline_loss" in found.metrics:
             measured["relative_loss"] = found.metrics["loss"] / found.metrics["baseline_loss"]
