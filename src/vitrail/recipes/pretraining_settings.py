@@ -145,7 +145,7 @@ class DinoSettings(ViewSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EsvitSettings(DinoSettings):
-    """EsViT (Li 2021): DINO, and the same between the patches that match."""
+    """EsViT (Li 2021): DINO for crops, and in addition for pairs of patches that match."""
 
     region_weight: float = field_with_help(0.5, "Share of the region loss; the view loss has the rest.", SHARE)
 

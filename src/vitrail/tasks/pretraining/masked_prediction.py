@@ -91,8 +91,8 @@ def check_tokens_are_read(method: str, model: ImageModel) -> None:
         )
 
 
-def mean_colour_error(source: ImageSource, power: int, scale: Tensor | None = None) -> float:
-    """The mean of |x − mean|^power over training images, normalised and times `scale`, and their own mean colours."""
+def compute_mean_colour_error(source: ImageSource, power: int, scale: Tensor | None = None) -> float:
+    """The mean of |pixel − mean colour of its image|^power over normalised training images, multiplied by `scale`."""
     total, count = 0.0, 0
     for images in source.load_evenly_spaced_images(BASELINE_IMAGES):
         scaled = images if scale is None else images * scale[:, None, None]

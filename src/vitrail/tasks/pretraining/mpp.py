@@ -37,7 +37,7 @@ from vitrail.tasks.pretraining.masked_prediction import (
     BASELINE_IMAGES,
     RELATIVE_LOSS_METRIC,
     MaskedPrediction,
-    mean_colour_error,
+    compute_mean_colour_error,
 )
 from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches, take_patches
 from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, build_pretraining
@@ -100,7 +100,7 @@ class Mpp(MaskedPrediction):
         images = as_image_source(source, self)
         if self.cells is None:
             std = torch.tensor(images.preprocessing.std)
-            self.baseline = mean_colour_error(images, power=2, scale=std)
+            self.baseline = compute_mean_colour_error(images, power=2, scale=std)
             return
         counts = torch.zeros(BINS**self.backbone.config.channels, dtype=torch.int64)
         for batch in images.load_evenly_spaced_images(BASELINE_IMAGES):
@@ -231,7 +231,7 @@ def classify_colours(patches: Tensor, patch: Grid, cells: int) -> Tensor:
     With 2 channels or more the first one has the lowest digit in base 8. Parts overlap if `cells` does not divide p.
     """
     pixels = patches.unflatten(-1, (*patch, -1)).movedim(-1, 2)  # (B, K, C, p, q)
-    means = F.adaptive_avg_pool2d((pixels * 255).round().flatten(0, 1), cells)  # sums of whole numbers are exact
+    means = F.adaptive_avg_pool2d((pixels * 255).round().flatten(0, 1), cells)  # sums of integers are exact
     digits = (means * BINS / 255).floor().clamp(max=BINS - 1).long()  # (B·K, C, cells, cells)
     values = BINS ** torch.arange(digits.shape[1], device=digits.device)
     return (digits * values[:, None, None]).sum(1).flatten(1).unflatten(0, patches.shape[:2])

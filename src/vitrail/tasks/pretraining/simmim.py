@@ -25,7 +25,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
-from vitrail.tasks.pretraining.masked_prediction import MaskedPrediction, mean_colour_error
+from vitrail.tasks.pretraining.masked_prediction import MaskedPrediction, compute_mean_colour_error
 from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches, take_patches
 from vitrail.tasks.pretraining.pretraining import build_pretraining
 from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
@@ -60,7 +60,7 @@ class SimMim(MaskedPrediction):
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         super().setup(source, recipe)
-        self.baseline = mean_colour_error(as_image_source(source, self), power=1)
+        self.baseline = compute_mean_colour_error(as_image_source(source, self), power=1)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
         images = self.normalise(batch["images"])

@@ -27,6 +27,6 @@ class TwoViewTask(Pretraining):
         super().check(source, recipe, ranks)
         if recipe.loop.batch == 1:
             raise ConfigError(
-                f"`batch` is 1; expected 2 or more, since {type(self).__name__} compares each image with the others of "
-                "its batch"
+                f"`batch` is 1; expected 2 or more, for the negatives and batch norms of {type(self).__name__}",
+                fields=("batch",),
             )

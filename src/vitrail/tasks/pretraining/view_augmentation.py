@@ -1,4 +1,4 @@
-"""Random views of images in the manner of SimCLR, BYOL and DINO, from the settings of these tasks."""
+"""The random views of SimCLR, BYOL and DINO, from the settings of these tasks."""
 
 from typing import Any
 
