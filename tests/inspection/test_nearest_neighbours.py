@@ -122,3 +122,8 @@ def test_bad_input(model: Any, photos: Path, tmp_path: Path) -> None:
         vitrail.find_neighbours(model, ["example:cat"], tmp_path / "features.npy")
     with pytest.raises(ConfigError, match="images is one str"):
         vitrail.find_neighbours(model, "example:cat", photos)
+    (tmp_path / "empty.npy").write_bytes(b"")
+    np.save(tmp_path / "number.npy", np.float32(1))
+    for name in ("empty.npy", "number.npy"):
+        with pytest.raises(DataError, match=f"{name} cannot be read: .*; expected a file that `vitrail embed` wrote"):
+            vitrail.find_neighbours(model, ["example:cat"], tmp_path / name)

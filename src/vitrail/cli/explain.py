@@ -24,8 +24,7 @@ def explain(
     /,
     *images: Images,
     out: flags.Out = Path("explained"),
-    method: Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms", "pca", "neighbours"]
-    | None = None,
+    method: Method | None = None,
     layer: str = "-1",
     head: str = "mean",
     token: Annotated[str, Parameter(name=("--from", "--token"))] = "head",

@@ -71,7 +71,7 @@ def pretrain(
 
 @dataclass(frozen=True, kw_only=True)
 class TaskHelp:
-    """What the help of a task says."""
+    """The help of a task."""
 
     summary: str
     about: str
@@ -110,7 +110,7 @@ TASK_HELP = {
     ),
     "dino": TaskHelp(
         summary="Predict a teacher's prototypes of another crop (DINO, Caron 2021).",
-        about="The student sees large and small crops, the teacher only large ones; centring and a low temperature "
+        about="The student receives large and small crops, the teacher only large ones; centring and a low temperature "
         "prevent collapse. The model of the run is the teacher's.",
         option="--local-crops 2",
     ),

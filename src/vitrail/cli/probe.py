@@ -37,9 +37,8 @@ def probe(
     """Measure how well the features of models classify, without training the models.
 
     Three probes of the frozen features: k nearest neighbours, few-shot least squares, and a linear classifier
-    (logistic regression). Raw pixels and the untrained model are rows of the same table: only what a model adds to
-    the better of them is its own merit. Features are cached, so that another call is fast. Files are written only
-    with --out.
+    (logistic regression). Raw pixels and the untrained model are baselines in the same table: compare a model with
+    the better of them. Features are cached, so that another call is fast. Files are written only with --out.
 
     Examples::
 

@@ -126,8 +126,8 @@ def get_config(model: Any) -> ImageConfig:
 
 
 @contextmanager
-def temporary_eval_mode(model: nn.Module, device: str | torch.device) -> Generator[None]:
-    """Move the model to the device and into eval mode; afterwards restore the mode of each of its modules."""
+def temporary_eval_mode(model: nn.Module, device: str | torch.device | None = None) -> Generator[None]:
+    """Put the model into eval mode, on the device if one is given; afterwards restore the mode of each module."""
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA

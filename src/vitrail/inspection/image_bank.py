@@ -134,7 +134,7 @@ def open_stored_features_file(path: Path) -> FeatureBank:
         count, names, chunks = opened(path)
         first = next(chunks(), None)
         folders = {Path(name).parent for name in names()}
-    except (OSError, ValueError, KeyError, csv.Error) as error:
+    except (OSError, EOFError, TypeError, ValueError, LookupError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {describe_error(error)}; {EXPECTED_FEATURES}") from None
     if first is None or first.ndim != 2 or not count:
         shape = (count,) if first is None else (count, *first.shape[1:])

@@ -72,13 +72,19 @@ class MppSettings(CheckedSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoViewSettings(CheckedSettings):
-    """How two views of an image are made. Colour strengths are those of the paper times `jitter`."""
+class ViewSettings(CheckedSettings):
+    """The colours of random views."""
+
+    jitter: float = field_with_help(1.0, "Strength of the colour jitter, relative to the paper's.", MAY_BE_ZERO)
+    grey: float = field_with_help(0.2, "Probability of a grey view.", SHARE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoViewSettings(ViewSettings):
+    """How two views of an image are made."""
 
     view_size: int | None = field_with_help(None, "Size of the views in pixels; none is the model's size.")
     area: tuple[float, ...] = field_with_help((0.08, 1.0), "Smallest and largest share of the image area in a view.")
-    jitter: float = field_with_help(1.0, "Strength of the colour jitter, relative to the paper's.", MAY_BE_ZERO)
-    grey: float = field_with_help(0.2, "Probability of a grey view.", SHARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +114,7 @@ class ByolSettings(TwoViewSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DinoSettings(CheckedSettings):
+class DinoSettings(ViewSettings):
     """DINO (Caron 2021): predict a momentum teacher's distribution over prototypes, from other crops."""
 
     global_area: tuple[float, ...] = field_with_help((0.4, 1.0), "Smallest and largest area of a global crop.")
@@ -116,8 +122,6 @@ class DinoSettings(CheckedSettings):
     global_size: int | None = field_with_help(None, "Size of global crops in pixels; none is the model's size.")
     local_size: int = field_with_help(96, "Size of local crops in pixels.")
     local_crops: int = field_with_help(8, "Local crops per image; 0 disables multi-crop.", MAY_BE_ZERO)
-    jitter: float = field_with_help(1.0, "Strength of the colour jitter, relative to the paper's.", MAY_BE_ZERO)
-    grey: float = field_with_help(0.2, "Probability of a grey crop.", SHARE)
     blur: float = field_with_help(
         1.0,
         "Probability of a blurred crop, relative to the paper's: 1 and 0.1 of the global crops, 0.5 of the local.",
@@ -141,7 +145,7 @@ class DinoSettings(CheckedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EsvitSettings(DinoSettings):
-    """EsViT (Li 2021): DINO, and the same between the patches that match."""
+    """EsViT (Li 2021): DINO for crops, and in addition for pairs of patches that match."""
 
     region_weight: float = field_with_help(0.5, "Share of the region loss; the view loss has the rest.", SHARE)
 

@@ -20,7 +20,9 @@ def run_follow_up(folder: Path, runtime: Runtime, *, trained: bool) -> None:
     `trained` is whether the run was trained just now, so that older results are not about its model.
     """
     plan = RunFolder(folder).load_plan()
-    request = Request.from_json(plan.get("request"), str(folder))
+    if not (plan.get("request") or {}).get("then"):
+        return
+    request = Request.from_json(plan["request"], str(folder))
     if request.then == "probe":
         launch = read_launcher_environment(os.environ)
         if launch is None or launch.rank == 0:

@@ -57,7 +57,7 @@ class CollapseWatch:
 
 
 class CollapsedError(VitrailError):
-    """The features collapsed, and the run was asked to stop then."""
+    """The features collapsed, and `stop_on_collapse` is set."""
 
 
 class CollapseWarning(VitrailWarning):

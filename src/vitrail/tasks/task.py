@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, describe_error, unknown_name_error
+from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.figures import CaptionedFigure
 from vitrail.models.checks import check_fields
 from vitrail.recipes.recipe import DistillationSettings, Recipe
@@ -117,12 +118,18 @@ class Task(nn.Module):
         """Figures of the trained task, which a run writes at its end: for example reconstructions."""
         return []
 
+    def list_compiled_modules(self) -> list[nn.Module]:
+        """The modules that `forward` calls and that take most of its time."""
+        return [self.backbone]
+
     def compile_backbone(self) -> None:
         """Compile what `forward` calls; undone by `restore_eager`."""
-        self.backbone.compile()
+        for module in self.list_compiled_modules():
+            module.compile()
 
     def restore_eager(self) -> None:
-        self.backbone._compiled_call_impl = None  # torch has no public way
+        for module in self.list_compiled_modules():
+            module._compiled_call_impl = None  # torch has no public way
 
     def count_units(self, batch: Batch) -> int:
         """Images or tokens in a batch, for the speed."""
@@ -140,11 +147,9 @@ class Task(nn.Module):
         limit: int | None = None,
     ) -> EvaluationResult:
         """Evaluate on the validation examples, or the first `limit`: by default the mean of what `forward` returns."""
-        modes = [(module, module.training) for module in self.modules()]
         sums, skipped = dict[str, Tensor](), list[str]()
         count = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
-        self.eval()
-        try:
+        with temporary_eval_mode(self):
             for each in source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit):
                 skipped += each.skipped
                 if each.size:
@@ -153,9 +158,6 @@ class Task(nn.Module):
                         mean = torch.as_tensor(value, dtype=count.dtype, device=device).reshape(())
                         sums[name] = sums.get(name, torch.zeros_like(count)) + mean * each.size
                     count += each.size
-        finally:
-            for module, mode in modes:
-                module.training = mode
         gathered = self.ranks.all_gather_objects(list(sums))
         names = list(dict.fromkeys(name for each in gathered for name in each))  # in the same order on all processes
         rows = torch.stack([count, *(sums.get(name, torch.zeros_like(count)) for name in names)])

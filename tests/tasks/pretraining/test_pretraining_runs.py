@@ -23,6 +23,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::vitrail.tasks.collapse.Collapse
 NOISE = {"stochastic_depth": 0.3}
 
 
+@pytest.fixture(autouse=True)
+def skip_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take two thirds of the time of a toy run."""
+    monkeypatch.setattr("vitrail.train.fit.plot_training_curves", lambda *_: None)
+
+
 def change_loop(recipe: Recipe, **settings: Any) -> Recipe:
     return replace(recipe, loop=replace(recipe.loop, **settings))
 

@@ -74,7 +74,7 @@ def test_views_have_the_constants_of_the_paper() -> None:
         ({}, {}, {"batch": 1}, ("`batch` is 1", "2 or more")),
         ({}, {}, {"whiten": True}, ("`whiten` is true", "cct_cpu_32")),
         ({"view_size": 4}, {}, {}, ("`view_size` is 4", "8×8", "dynamic=true")),
-        ({"view_size": 6}, {"dynamic": True}, {}, ("`view_size` is 6", "multiple of 4×4")),
+        ({"view_size": 6}, {"dynamic": True}, {}, ("`view_size` is 6", "multiple of 4")),
         ({"jitter": 3}, {}, {}, ("`jitter` is 3", "0.6", "2.5 or less")),
         ({"view_size": 12}, {"dynamic": True}, {}, ("12×12", "10×10")),
     ],

@@ -170,8 +170,8 @@ def make_sources(
             notes.append(f"{name}: its architecture cannot be built without its weights, so there is no untrained row")
         if is_masked_autoencoder(each):
             notes.append(
-                f"{name} is a masked autoencoder, whose k-NN is low by nature (published: 11 % where fine-tuning gives "
-                "81 %); judge it by fine-tuning"
+                f"{name} is a masked autoencoder, whose k-NN accuracy is low even if it is well trained (published: "
+                "11 % where fine-tuning reaches 81 %); judge it by fine-tuning"
             )
     return sources, [tuple(each) for each in of_model] + [()] * (len(sources) - len(loaded)), notes
 
@@ -196,24 +196,25 @@ def measure_row(
 ) -> ProbeRow:
     """All probes of the features of one source on one data set."""
     labels, truth = bank.select_readable(data.bank_labels), queries.select_readable(data.query_labels)
-    asked = torch.from_numpy(np.array(queries.rows))
+    query_features = torch.from_numpy(np.array(queries.rows))
     votes = (
-        classify_by_neighbours(bank.rows, torch.from_numpy(labels), asked, counts=data.neighbours)
+        classify_by_neighbours(bank.rows, torch.from_numpy(labels), query_features, counts=data.neighbours)
         if data.neighbours
         else {}
     )
     shots = measure_few_shot(
-        bank.rows, labels, asked, truth, classes=len(data.classes), shots=data.shots, seeds=range(seeds)
+        bank.rows, labels, query_features, truth, classes=len(data.classes), shots=data.shots, seeds=range(seeds)
     )
     fitted = fit_linear_probe(bank.rows, labels, classes=len(data.classes)) if linear else None
-    some = asked[np.linspace(0, len(asked) - 1, min(MAX_RANK_FEATURES, len(asked))).astype(np.int64)]
+    count = min(MAX_RANK_FEATURES, len(query_features))
+    some = query_features[np.linspace(0, len(query_features) - 1, count).astype(np.int64)]
     return ProbeRow(
         name=source.name,
         kind=source.kind,
         width=bank.rows.shape[1],
         knn={count: float((predicted.numpy() == truth).mean()) for count, predicted in votes.items()},
         few_shot=shots,
-        linear=None if fitted is None else float((fitted.predict(asked) == truth).mean()),
+        linear=None if fitted is None else float((fitted.predict(query_features) == truth).mean()),
         weight_decay=None if fitted is None else fitted.weight_decay,
         spread=float(feature_spread(some)),
         effective_rank=effective_rank(some),

@@ -4,8 +4,6 @@ B batch, n patches in the order of rows, m predicted ones, P×Q patch, C channel
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,12 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSubset
-from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
-from vitrail.evaluation.representation import feature_spread
-from vitrail.figures import CaptionedFigure, new_figure
+from vitrail.evaluation.evaluate import temporary_eval_mode
+from vitrail.figures import CaptionedFigure
 from vitrail.layers.attention import causal_mask
 from vitrail.layers.mlp import Mlp
 from vitrail.models.contract import ImageModel
@@ -28,24 +24,26 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
-from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.metric import LOSS_METRIC
+from vitrail.tasks.pretraining.image_rows import plot_image_rows, to_pixels
 from vitrail.tasks.pretraining.patch_pixels import (
     compute_patch_statistics,
     join_patches,
     normalise_patches,
     split_into_patches,
 )
-from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining, build_pretraining
-from vitrail.tasks.pretraining.random_masks import draw_noise
-from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-RELATIVE_LOSS_METRIC = Metric(
-    name="relative_loss", label="loss relative to the mean patch", higher_is_better=False, quantity="relative loss"
+from vitrail.tasks.pretraining.pretraining import (
+    KNN_METRIC,
+    RANK_METRIC,
+    SPREAD_METRIC,
+    Pretraining,
+    build_pretraining,
+    make_relative_loss_metric,
 )
-FIGURE_IMAGES = 8
+from vitrail.tasks.pretraining.random_masks import draw_noise
+from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
+
+RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean patch")
 
 
 class PredictionHead(nn.Module):
@@ -111,9 +109,8 @@ class AutoregressiveImageModel(Pretraining):
         shares = share_predicted_patches(prefixes, self.patches)
         loss = ((self.head(tokens[:, :-1]).float() - targets).square().mean(-1) * shares).sum(1).mean()
         with torch.no_grad():
-            together = self.ranks if self.training else Ranks()  # evaluations have batches of different sizes
-            baseline = self.compute_baseline(targets, shares, together)
-            spread = feature_spread(tokens.mean(1), together)
+            baseline = self.compute_baseline(targets, shares, self.compared_ranks)
+            spread = self.measure_spread(tokens.mean(1))
         return loss, {"relative_loss": loss.detach() / baseline, "baseline_loss": baseline, "spread": spread}
 
     def draw_prefixes(self, keys: NDArray[np.uint64]) -> Tensor:
@@ -140,20 +137,8 @@ class AutoregressiveImageModel(Pretraining):
         loss = ((targets - mean).square().mean(-1) * shares).sum(1).mean()
         return ranks.all_reduce_sum(loss) / ranks.world_size
 
-    def evaluate(self, source: Source, clock: Clock, **options: Any) -> MeanMetrics:
-        found = super().evaluate(source, clock, **options)
-        if "loss" not in found.metrics:
-            return found
-        ratio = found.metrics["loss"] / found.metrics["baseline_loss"]  # not the mean of the ratios
-        return replace(found, metrics={**found.metrics, "relative_loss": ratio})
-
-    def compile_backbone(self) -> None:
-        for block in self.backbone.blocks:
-            block.compile()
-
-    def restore_eager(self) -> None:
-        for block in self.backbone.blocks:
-            block._compiled_call_impl = None  # torch has no public way
+    def list_compiled_modules(self) -> list[nn.Module]:
+        return [*self.backbone.blocks]  # the backbone itself is not called
 
     @torch.no_grad()
     def predict_patches(self, images: Tensor) -> Tensor:
@@ -161,44 +146,34 @@ class AutoregressiveImageModel(Pretraining):
 
         Predicted pixels that are normalized get the mean and variance of the patch in the image.
         """
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
         ones = torch.ones(len(images), dtype=torch.int64, device=images.device)
-        predicted = self.head(self.encode(images, ones)[:, :-1]).float()
-        for module, mode in modes:
-            module.training = mode
+        with temporary_eval_mode(self):
+            predicted = self.head(self.encode(images, ones)[:, :-1]).float()
         if self.settings.normalize_pixels:
             mean, std = compute_patch_statistics(split_into_patches(images, self.patch)[:, 1:])
             predicted = predicted * std + mean
         return predicted
 
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
-        images = as_image_source(source, self)
-        dataset = images.data.val or images.train_images
-        places = np.linspace(0, len(dataset) - 1, min(FIGURE_IMAGES, len(dataset))).astype(np.int64)
-        batch = next(iter(evaluation_batches(DatasetSubset(dataset, places), images.preprocessing)))
+        batch = self.load_figure_images(source, device)
         if not batch.size:
             return []
-        inputs, prepared = self.normalise(batch["images"].to(device)), images.preprocessing
+        inputs, prepared = self.normalise(batch["images"]), as_image_source(source, self).preprocessing
         predicted = self.predict_patches(inputs)
         grey = torch.zeros_like(predicted[:, :1])  # the mean colour: there is nothing to predict the first patch from
         shown = {
             "images": inputs,
             "predicted": join_patches(torch.cat([grey, predicted], 1), self.patch, self.backbone.grid),
         }
-        mean, std = np.asarray(prepared.mean, np.float32), np.asarray(prepared.std, np.float32)
-        arrays = {
-            name: (each.float().cpu().permute(0, 2, 3, 1).numpy() * std + mean).clip(0, 1)
-            for name, each in shown.items()
-        }
+        arrays = {name: to_pixels(each, prepared) for name, each in shown.items()}
         what = ", with the mean and variance of each patch in the image" if self.settings.normalize_pixels else ""
         return [
-            CaptionedFigure(
+            plot_image_rows(
                 name="next_patches",
                 title="Patches predicted from those before",
                 caption=f"Images, and each of their {self.patches} patches predicted from those before it{what}.",
+                rows=dict(zip(("image", "prediction"), arrays.values(), strict=True)),
                 arrays=arrays,
-                draw=lambda: draw_predictions(arrays),
             )
         ]
 
@@ -207,19 +182,6 @@ def share_predicted_patches(prefixes: Tensor, patches: int) -> Tensor:
     """The weights in the loss of patches 1, 2, …: 0 in the prefix, equal for the others of an image: (B, n − 1)."""
     predicted = (torch.arange(1, patches, device=prefixes.device) >= prefixes[:, None]).float()
     return predicted / predicted.sum(1, keepdim=True)
-
-
-def draw_predictions(arrays: Mapping[str, NDArray[np.float32]]) -> "Figure":
-    columns = len(arrays["images"])
-    figure = new_figure(max(1.3 * columns, 4), 2.9)
-    every = figure.subplots(2, columns, squeeze=False)
-    for axes_row, title, values in zip(every, ("image", "prediction"), arrays.values(), strict=True):
-        for axes, value in zip(axes_row, values, strict=True):
-            axes.imshow(np.broadcast_to(value, (*value.shape[:2], 3)))
-            axes.set_xticks([])
-            axes.set_yticks([])
-        axes_row[0].set_ylabel(title, fontsize=11)
-    return figure
 
 
 def build_aim(request: Request, context: BuildContext) -> TaskSetup:

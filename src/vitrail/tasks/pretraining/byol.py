@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
 from vitrail.data.views import View
-from vitrail.distributed import Ranks
-from vitrail.evaluation.representation import feature_spread
 from vitrail.recipes.pretraining_settings import ByolSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
@@ -22,10 +20,11 @@ from vitrail.tasks.metric import Metric
 from vitrail.tasks.pretraining.momentum_teacher import MomentumTeacher
 from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining
 from vitrail.tasks.pretraining.projector import make_regression_projector
-from vitrail.tasks.pretraining.two_views import TwoViewTask, make_view_augmentation
+from vitrail.tasks.pretraining.two_views import TwoViewTask
+from vitrail.tasks.pretraining.view_augmentation import make_view_augmentation
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
-JITTER = (0.4, 0.4, 0.2, 0.1)
+JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue
 BLUR_RATES = (1.0, 0.1)  # of the first and the second view
 
 
@@ -47,7 +46,9 @@ class Byol(TwoViewTask):
         self.settings, hidden, out = settings, settings.projector_width, settings.projection_width
         self.views = {
             name: View(
-                make_view_augmentation(settings, JITTER, blur=settings.blur * blur, solarize=solarize),
+                make_view_augmentation(
+                    settings, JITTER, area=settings.area, blur=settings.blur * blur, solarize=solarize
+                ),
                 settings.view_size,
             )
             for name, blur, solarize in zip(("first", "second"), BLUR_RATES, (0.0, settings.solarize), strict=True)
@@ -72,21 +73,13 @@ class Byol(TwoViewTask):
         with torch.no_grad():
             targets = [self.teacher["projector"](self.teacher["backbone"](view)) for view in views]
         loss, cosine = compare_with_targets(predictions, targets)
-        ranks = (
-            self.ranks if self.training else Ranks()
-        )  # in an evaluation, processes have different numbers of batches
-        return loss, {"cosine": cosine, "spread": feature_spread(torch.cat(features), ranks)}
+        return loss, {"cosine": cosine, "spread": self.measure_spread(torch.cat(features))}
 
     def after_step(self, clock: Clock) -> None:
         self.teacher.follow(self.student, self.settings.teacher_momentum.at(clock))
 
-    def compile_backbone(self) -> None:
-        super().compile_backbone()
-        self.teacher["backbone"].compile()
-
-    def restore_eager(self) -> None:
-        super().restore_eager()
-        self.teacher["backbone"]._compiled_call_impl = None  # torch has no public way
+    def list_compiled_modules(self) -> list[nn.Module]:
+        return [self.backbone, self.teacher["backbone"]]
 
 
 def compare_with_targets(predictions: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -15,18 +15,18 @@ from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup, parse_task_set
 
 
 class Dino(SelfDistillation):
-    """The teacher sees the two global crops, the student all crops."""
+    """The teacher receives the two global crops, the student all crops."""
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
         crops = self.load_crops(batch)
         features = torch.cat([self.backbone(each) for each in crops])  # (V·B, D)
         student = self.heads["head"](features).unflatten(0, (-1, batch.size))  # (V, B, K)
-        seen = GLOBAL_CROPS * batch.size
+        of_teacher = GLOBAL_CROPS * batch.size  # crops
         with torch.no_grad():
-            teacher = self.teacher["head"](self.teacher["backbone"](crops[0][:seen]))
+            teacher = self.teacher["head"](self.teacher["backbone"](crops[0][:of_teacher]))
             targets, entropy = self.compute_targets(teacher.unflatten(0, (-1, batch.size)), self.centres["head"], clock)
         loss = cross_entropy_between_crops(student, targets, self.settings.student_temperature)
-        return loss, self.measure_step(features[:seen], targets, loss, entropy)
+        return loss, self.measure_step(features[:of_teacher], targets, loss, entropy)
 
 
 def build_dino(request: Request, context: BuildContext) -> TaskSetup:

@@ -1,4 +1,4 @@
-"""EsViT: DINO, and the same between the patches of two crops that match (Li 2021, arXiv 2106.09785).
+"""EsViT (Li 2021, arXiv 2106.09785): DINO for crops, and in addition for pairs of patches that match.
 
 B batch, V crops of an image, of which the first 2 are global, n patches of a crop, D width, K prototypes.
 """
@@ -45,9 +45,9 @@ class Esvit(SelfDistillation):
         features, patches = encode_crops(self.backbone, crops, size)
         student = self.heads["head"](features).unflatten(0, (-1, size))  # (V, B, K)
         student_patches = apply_to_patches(self.heads["head_dense"], patches)
-        seen = GLOBAL_CROPS * size
+        of_teacher = GLOBAL_CROPS * size  # crops
         with torch.no_grad():
-            teacher_features, teacher_patches = encode_crops(self.teacher["backbone"], [crops[0][:seen]], size)
+            teacher_features, teacher_patches = encode_crops(self.teacher["backbone"], [crops[0][:of_teacher]], size)
             teacher = self.teacher["head"](teacher_features).unflatten(0, (-1, size))
             targets, entropy = self.compute_targets(teacher, self.centres["head"], clock)
             regions = torch.stack(apply_to_patches(self.teacher["head_dense"], teacher_patches))  # (2, B, n, K)
@@ -59,7 +59,7 @@ class Esvit(SelfDistillation):
         return (1 - weight) * view_loss + weight * region_loss, {
             "view_loss": view_loss.detach(),
             "region_loss": region_loss.detach(),
-            **self.measure_step(features[:seen], targets, view_loss, entropy),
+            **self.measure_step(features[:of_teacher], targets, view_loss, entropy),
             "region_entropy": region_entropy / math.log(self.settings.prototypes),
         }
 

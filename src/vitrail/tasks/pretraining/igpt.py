@@ -5,21 +5,17 @@ B batch, n pixels, K colours, D width.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSubset
-from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
-from vitrail.evaluation.representation import feature_spread
-from vitrail.figures import CaptionedFigure, new_figure
+from vitrail.figures import CaptionedFigure
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
 from vitrail.models.igpt import IGPT
@@ -29,19 +25,22 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.pretraining.image_rows import plot_image_rows
 from vitrail.tasks.pretraining.palette import compute_colour_entropy, make_palette, sample_pixels
-from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining, build_pretraining
+from vitrail.tasks.pretraining.pretraining import (
+    KNN_METRIC,
+    RANK_METRIC,
+    SPREAD_METRIC,
+    Pretraining,
+    build_pretraining,
+    make_relative_loss_metric,
+)
 from vitrail.tasks.pretraining.random_masks import draw_mask
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-RELATIVE_LOSS_METRIC = Metric(
-    name="relative_loss", label="loss relative to the colour frequencies", higher_is_better=False
-)
+RELATIVE_LOSS_METRIC = make_relative_loss_metric("the colour frequencies")
 ACCURACY_METRIC = Metric(name="accuracy", label="accuracy of the predicted colours", is_share=True)
-FIGURE_IMAGES, SAMPLES = 4, 3
+COMPLETED_IMAGES, SAMPLES = 4, 3  # of the figure; each image is completed several times
 
 
 class ImageGpt(Pretraining):
@@ -102,11 +101,10 @@ class ImageGpt(Pretraining):
         logits, colours = logits.flatten(0, -2), colours.flatten()
         loss = F.cross_entropy(logits.float(), colours)
         with torch.no_grad():
-            together = self.ranks if self.training else Ranks()  # evaluations have batches of different sizes
             metrics = {
                 "relative_loss": loss.detach() / self.colour_entropy,
                 "accuracy": (logits.argmax(-1) == colours).float().mean(),
-                "spread": feature_spread(features, together),
+                "spread": self.measure_spread(features),
             }
         return loss, metrics
 
@@ -117,39 +115,31 @@ class ImageGpt(Pretraining):
         count = colours.shape[1]
         return draw_mask(keys, count, max(round(self.settings.mask_ratio * count), 1)).to(colours.device)
 
-    def compile_backbone(self) -> None:
-        for block in self.backbone.blocks:
-            block.compile()
-
-    def restore_eager(self) -> None:
-        for block in self.backbone.blocks:
-            block._compiled_call_impl = None  # torch has no public way
+    def list_compiled_modules(self) -> list[nn.Module]:
+        return [*self.backbone.blocks]  # the backbone itself is not called
 
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
         """Images, their upper half, and samples of the lower half; none for a model that is not causal."""
-        images = as_image_source(source, self)
-        dataset = images.data.val or images.train_images
-        places = np.linspace(0, len(dataset) - 1, min(FIGURE_IMAGES, len(dataset))).astype(np.int64)
-        batch = next(iter(evaluation_batches(DatasetSubset(dataset, places), images.preprocessing)))
+        batch = self.load_figure_images(source, device, COMPLETED_IMAGES)
         if not batch.size or not self.backbone.config.causal:
             return []
-        colours = self.backbone.quantise(self.normalise(batch["images"].to(device)))
-        completions = self.complete(colours, images.seed)
+        colours = self.backbone.quantise(self.normalise(batch["images"]))
+        completions = self.complete(colours, as_image_source(source, self).seed)
         rows = [colours, *completions]
         arrays = [self.backbone.paint(each).float().cpu().permute(0, 2, 3, 1).numpy() / 2 + 0.5 for each in rows]
         given = arrays[0].copy()
         given[:, given.shape[1] // 2 :] = 0.5
-        shown = {"images": arrays[0], "given": given, "samples": np.stack(arrays[1:])}
+        samples = {f"sample {number}": each for number, each in enumerate(arrays[1:], start=1)}
         return [
-            CaptionedFigure(
+            plot_image_rows(
                 name="completions",
                 title="Completions of the upper half",
                 caption=(
                     f"Images in {self.backbone.config.colours} colours, the upper half that the model is given, and "
                     f"{SAMPLES} samples of the lower half, pixel by pixel at temperature 1."
                 ),
-                arrays=shown,
-                draw=lambda: draw_completions(shown),
+                rows={"image": arrays[0], "given": given, **samples},
+                arrays={"images": arrays[0], "given": given, "samples": np.stack(arrays[1:])},
             )
         ]
 
@@ -158,20 +148,6 @@ class ImageGpt(Pretraining):
         rows, columns = self.backbone.grid
         given = colours[:, : rows // 2 * columns].repeat(SAMPLES, 1)
         return list(self.backbone.sample(given, torch.Generator().manual_seed(seed)).chunk(SAMPLES))
-
-
-def draw_completions(arrays: Mapping[str, NDArray[Any]]) -> "Figure":
-    rows = [("image", arrays["images"]), ("given", arrays["given"])]
-    rows += [(f"sample {number}", each) for number, each in enumerate(arrays["samples"], start=1)]
-    figure = new_figure(max(1.3 * len(arrays["images"]), 4), 1.4 * len(rows))
-    every = figure.subplots(len(rows), len(arrays["images"]), squeeze=False)
-    for axes_row, (title, values) in zip(every, rows, strict=True):
-        for axes, value in zip(axes_row, values, strict=True):
-            axes.imshow(np.broadcast_to(value.clip(0, 1), (*value.shape[:2], 3)))
-            axes.set_xticks([])
-            axes.set_yticks([])
-        axes_row[0].set_ylabel(title, fontsize=11)
-    return figure
 
 
 def build_igpt(request: Request, context: BuildContext) -> TaskSetup:

@@ -5,7 +5,8 @@ B batch, E prefix tokens, n patches, K visible and M hidden ones, D width.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from math import floor
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,11 +16,9 @@ from torch import Tensor, nn
 
 from vitrail.checkpoint.sources.mae import collect_decoder
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSubset
-from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.evaluation.representation import feature_spread
+from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.figures import CaptionedFigure
 from vitrail.models.contract import ImageModel
 from vitrail.recipes.pretraining_settings import MaeSettings
@@ -27,8 +26,8 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
-from vitrail.tasks.image_task import as_image_source, check_patches_can_be_dropped
-from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.image_task import check_patches_can_be_dropped
+from vitrail.tasks.metric import LOSS_METRIC
 from vitrail.tasks.pretraining.mae_decoder import MaeDecoder, draw_xavier_weights
 from vitrail.tasks.pretraining.patch_pixels import (
     compute_patch_statistics,
@@ -37,15 +36,19 @@ from vitrail.tasks.pretraining.patch_pixels import (
     split_into_patches,
     take_patches,
 )
-from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining, build_pretraining
+from vitrail.tasks.pretraining.pretraining import (
+    KNN_METRIC,
+    RANK_METRIC,
+    SPREAD_METRIC,
+    Pretraining,
+    build_pretraining,
+    make_relative_loss_metric,
+)
 from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
 from vitrail.tasks.pretraining.reconstruction import Reconstruction, make_reconstruction, make_reconstruction_figure
-from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
-RELATIVE_LOSS_METRIC = Metric(
-    name="relative_loss", label="loss relative to the mean patch", higher_is_better=False, quantity="relative loss"
-)
-FIGURE_IMAGES = 8
+RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean patch")
 AUTHORS_HEAD_WIDTH = 32  # of the decoder
 
 
@@ -87,11 +90,12 @@ class MaskedAutoencoder(Pretraining):
         check_patches_can_be_dropped("MAE", self.backbone)
         check_encoder(self.backbone)
         if not 0 < self.kept < self.patches:
-            what, limits = ("hides none", "more than 0") if self.kept else ("keeps none", f"{1 - 1 / self.patches:.4g}")
-            expected = limits if self.kept else f"at most {limits}"
+            largest = floor(1000 * (1 - 1 / self.patches) - 1e-6) / 1000  # rounded down, so that one patch is kept
+            what, expected = ("hides none", "more than 0") if self.kept else ("keeps none", f"at most {largest}")
             raise ConfigError(
                 f"`mask_ratio` is {self.settings.mask_ratio:g}, which {what} of {self.patches} patches; expected "
-                f"{expected}"
+                f"{expected}",
+                fields=("mask_ratio",),
             )
         super().check(source, recipe, ranks)
 
@@ -101,9 +105,8 @@ class MaskedAutoencoder(Pretraining):
         tokens = self.encode(images, kept)
         with torch.no_grad():
             targets = self.make_targets(images, hidden)
-            together = self.ranks if self.training else Ranks()  # evaluations have batches of different sizes
-            baseline = compute_baseline(targets, together, centred=self.settings.normalize_pixels)
-            spread = feature_spread(tokens[:, self.backbone.prefix :].mean(1), together)
+            baseline = compute_baseline(targets, self.compared_ranks, centred=self.settings.normalize_pixels)
+            spread = self.measure_spread(tokens[:, self.backbone.prefix :].mean(1))
         loss = F.mse_loss(self.decoder(tokens, kept, hidden).float(), targets)  # every image has as many hidden patches
         return loss, {"relative_loss": loss.detach() / baseline, "baseline_loss": baseline, "spread": spread}
 
@@ -121,11 +124,6 @@ class MaskedAutoencoder(Pretraining):
         """The pixels of the hidden patches: (B, M, P·Q·C)."""
         pixels = take_patches(split_into_patches(images, self.patch), hidden)
         return normalise_patches(pixels) if self.settings.normalize_pixels else pixels
-
-    def evaluate(self, source: Source, clock: Clock, **options: Any) -> MeanMetrics:
-        found = super().evaluate(source, clock, **options)
-        ratio = found.metrics["loss"] / found.metrics["baseline_loss"]  # not the mean of the ratios
-        return replace(found, metrics={**found.metrics, "relative_loss": ratio})
 
     def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
         """Load the decoder of a file of the authors or of transformers, with the width and depth that it has there."""
@@ -153,17 +151,8 @@ class MaskedAutoencoder(Pretraining):
         self.decoder.load_state_dict({name: tensor.float() for name, tensor in found.items()})
         return f"the decoder, {depth} blocks of width {width} with {heads} heads"
 
-    def compile_backbone(self) -> None:
-        for module in self.list_compiled_modules():
-            module.compile()
-
-    def restore_eager(self) -> None:
-        for module in self.list_compiled_modules():
-            module._compiled_call_impl = None  # torch has no public way
-
     def list_compiled_modules(self) -> list[nn.Module]:
-        """The blocks: the backbone itself is not called."""
-        return [*self.backbone.blocks, *self.decoder.decoder_blocks]
+        return [*self.backbone.blocks, *self.decoder.decoder_blocks]  # the backbone itself is not called
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, keys: NDArray[np.uint64] | None = None) -> Reconstruction:
@@ -172,14 +161,11 @@ class MaskedAutoencoder(Pretraining):
         Predicted pixels that are normalized per patch get the mean and variance of the patch in the image.
         """
         assert self.preprocessing is not None, "called before `setup`"
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
         inputs = self.normalise(images)
         keys = np.arange(len(images), dtype=np.uint64) if keys is None else keys
         kept, hidden = self.draw_masks(keys, inputs.device)
-        predicted = self.decoder(self.encode(inputs, kept), kept, hidden).float()
-        for module, mode in modes:
-            module.training = mode
+        with temporary_eval_mode(self):
+            predicted = self.decoder(self.encode(inputs, kept), kept, hidden).float()
         pixels = split_into_patches(inputs, self.patch)
         if self.settings.normalize_pixels:
             mean, std = compute_patch_statistics(take_patches(pixels, hidden))
@@ -190,10 +176,7 @@ class MaskedAutoencoder(Pretraining):
         return make_reconstruction(inputs, pasted, masks[:, 0] > 0, self.preprocessing)
 
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
-        images = as_image_source(source, self)
-        dataset = images.data.val or images.train_images
-        places = np.linspace(0, len(dataset) - 1, min(FIGURE_IMAGES, len(dataset))).astype(np.int64)
-        batch = next(iter(evaluation_batches(DatasetSubset(dataset, places), images.preprocessing)))
+        batch = self.load_figure_images(source, device)
         if not batch.size:
             return []
         what = ", with the mean and variance of each patch in the image" if self.settings.normalize_pixels else ""
@@ -201,7 +184,7 @@ class MaskedAutoencoder(Pretraining):
             f"Images, their {self.kept} visible patches of {self.patches}, the predicted pixels of the others{what}, "
             "and the absolute error, from black to its largest value."
         )
-        return [make_reconstruction_figure(self.reconstruct(batch["images"].to(device)), caption)]
+        return [make_reconstruction_figure(self.reconstruct(batch["images"]), caption)]
 
 
 def check_encoder(model: ImageModel) -> None:

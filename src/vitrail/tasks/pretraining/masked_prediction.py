@@ -4,30 +4,30 @@ predicted from their own tokens.
 B images, C channels, n patches of p×q pixels, K of them hidden, D width.
 """
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from vitrail.data.datasets import DatasetSubset
-from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.evaluation.representation import feature_spread
 from vitrail.layers.positions import Grid
 from vitrail.models.contract import ImageModel
 from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import check_patches_can_be_masked
-from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, Pretraining
+from vitrail.tasks.metric import LOSS_METRIC
+from vitrail.tasks.pretraining.pretraining import (
+    KNN_METRIC,
+    RANK_METRIC,
+    SPREAD_METRIC,
+    Pretraining,
+    make_relative_loss_metric,
+)
 from vitrail.tasks.task import Source
 
-RELATIVE_LOSS_METRIC = Metric(name="relative_loss", label="loss over that of the mean colour", higher_is_better=False)
+RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean colour")
 BASELINE_IMAGES = 512  # training images that a trivial prediction is measured on
-FIGURE_IMAGES = 8
 
 
 class MaskedPrediction(Pretraining):
@@ -51,11 +51,6 @@ class MaskedPrediction(Pretraining):
         model = self.backbone
         return model.get_submodule(model.final_norm)(model.run(x, grid))[:, model.prefix :]
 
-    def measure_spread(self, tokens: Tensor) -> Tensor:
-        """The spread of the mean tokens; that of the class token says nothing, since the loss does not depend on it."""
-        ranks = self.ranks if self.training else Ranks()  # processes may evaluate different numbers of batches
-        return feature_spread(tokens.detach().mean(1), ranks)
-
     def scale_pixels(self, images: Tensor) -> Tensor:
         """Pixels from 0 to 1, of uint8 or of normalised images."""
         if not images.is_floating_point():
@@ -71,9 +66,10 @@ class MaskedPrediction(Pretraining):
         own = {name: weight for name, weight in self.named_parameters() if not name.startswith("backbone.")}
         places = {name: (f"task.{name}", name, *other_names.get(name, ())) for name in own}
         found = {name: next((tensors[each] for each in places[name] if each in tensors), None) for name in own}
-        for name, value in found.items():
-            if value is None:
-                return ""
+        complete = {name: value for name, value in found.items() if value is not None}
+        if len(complete) < len(own):
+            return ""
+        for name, value in complete.items():
             if own[name].numel() != value.numel():
                 raise CheckpointError(
                     f"{name} of {self.method} has the shape {tuple(value.shape)}; expected {tuple(own[name].shape)} "
@@ -82,30 +78,8 @@ class MaskedPrediction(Pretraining):
             own[name].data.copy_(value.reshape(own[name].shape))
         return ", ".join(own)
 
-    @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """Evaluation mode, undone at the end."""
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-    def compile_backbone(self) -> None:
-        for block in self.backbone.blocks:  # the backbone itself is not called
-            block.compile()
-
-    def restore_eager(self) -> None:
-        for block in self.backbone.blocks:
-            block._compiled_call_impl = None  # torch has no public way
-
-    def load_figure_images(self, source: ImageSource, device: torch.device) -> Any:
-        """A batch of validation images, evenly spaced; of training images if there are none."""
-        images = source.data.val or source.train_images
-        places = torch.linspace(0, len(images) - 1, min(FIGURE_IMAGES, len(images))).long().numpy()
-        return next(iter(evaluation_batches(DatasetSubset(images, places), source.preprocessing))).to(device)
+    def list_compiled_modules(self) -> list[nn.Module]:
+        return [*self.backbone.blocks]  # the backbone itself is not called
 
 
 def check_tokens_are_read(method: str, model: ImageModel) -> None:
@@ -117,8 +91,8 @@ def check_tokens_are_read(method: str, model: ImageModel) -> None:
         )
 
 
-def mean_colour_error(source: ImageSource, power: int, scale: Tensor | None = None) -> float:
-    """The mean of |x − mean|^power over training images, normalised and times `scale`, and their own mean colours."""
+def compute_mean_colour_error(source: ImageSource, power: int, scale: Tensor | None = None) -> float:
+    """The mean of |pixel − mean colour of its image|^power over normalised training images, multiplied by `scale`."""
     total, count = 0.0, 0
     for images in source.load_evenly_spaced_images(BASELINE_IMAGES):
         scaled = images if scale is None else images * scale[:, None, None]

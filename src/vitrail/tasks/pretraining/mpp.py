@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
+from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.figures import CaptionedFigure
 from vitrail.layers.positions import Grid
 from vitrail.models.checks import pair
@@ -31,12 +32,12 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.pretraining.image_columns import plot_image_columns
+from vitrail.tasks.pretraining.image_rows import plot_image_rows
 from vitrail.tasks.pretraining.masked_prediction import (
     BASELINE_IMAGES,
     RELATIVE_LOSS_METRIC,
     MaskedPrediction,
-    mean_colour_error,
+    compute_mean_colour_error,
 )
 from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches, take_patches
 from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, build_pretraining
@@ -99,7 +100,7 @@ class Mpp(MaskedPrediction):
         images = as_image_source(source, self)
         if self.cells is None:
             std = torch.tensor(images.preprocessing.std)
-            self.baseline = mean_colour_error(images, power=2, scale=std)
+            self.baseline = compute_mean_colour_error(images, power=2, scale=std)
             return
         counts = torch.zeros(BINS**self.backbone.config.channels, dtype=torch.int64)
         for batch in images.load_evenly_spaced_images(BASELINE_IMAGES):
@@ -114,7 +115,8 @@ class Mpp(MaskedPrediction):
         tokens, predictions = self.predict(images, corruption)
         pixels = take_patches(split_into_patches(self.scale_pixels(batch["images"]), self.patch), corruption.corrupted)
         loss, metrics = self.compute_loss(predictions, pixels)
-        return loss, {**metrics, "spread": self.measure_spread(tokens)}
+        spread = self.measure_spread(tokens.mean(1))  # the loss does not depend on the class token
+        return loss, {**metrics, "spread": spread}
 
     def predict(self, images: Tensor, corruption: "Corruption") -> tuple[Tensor, Tensor]:
         """All output tokens, and the output of the head for the corrupted patches: (B, n, D), (B, K, outputs)."""
@@ -141,13 +143,13 @@ class Mpp(MaskedPrediction):
 
     @torch.no_grad()
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
-        batch = self.load_figure_images(as_image_source(source, self), device)
+        batch = self.load_figure_images(source, device)
         if not batch.size:
             return []
         images = self.normalise(batch["images"])
         grid = (images.shape[-2] // self.patch[0], images.shape[-1] // self.patch[1])
         corruption = draw_corruption(batch.keys["images"], grid[0] * grid[1], self.settings).to(device)
-        with self.evaluating():
+        with temporary_eval_mode(self):
             _, outputs = self.predict(images, corruption)
         true = self.scale_pixels(batch["images"])
         patches, corrupted = split_into_patches(true, self.patch), corruption.corrupted
@@ -169,17 +171,19 @@ class Mpp(MaskedPrediction):
             "target": join_patches(patches.scatter(1, places, targets), self.patch, grid),
             "prediction": join_patches(patches.scatter(1, places, predicted), self.patch, grid),
         }
+        rows = {label: images.float().clamp(0, 1).movedim(1, -1).cpu().numpy() for label, images in versions.items()}
+        arrays = {label: (255 * row).round().astype(np.uint8) for label, row in rows.items()}
         what = {"mean_colour": "mean colours", "small_patch": "4×4 colours", "pixels": "pixels"}[self.settings.target]
         result = f"accuracy {float(metrics['accuracy']):.1%}" if "accuracy" in metrics else f"loss {float(loss):.4f}"
         return [
-            plot_image_columns(
+            plot_image_rows(
                 name="patch_prediction",
                 title=f"Prediction of the {what} of corrupted patches",
-                caption=f"Validation images, the same with {self.settings.corrupt_ratio:.0%} of the patches corrupted "
+                caption=f"Images, the same with {self.settings.corrupt_ratio:.0%} of the patches corrupted "
                 f"(grey: mask token; some are other patches, some unchanged), and with the true and the predicted "
                 f"{what} of the corrupted patches ({result}).",
-                columns=versions,
-                arrays={"corrupted_patches": corrupted.sort(1).values.cpu().numpy()},
+                rows=rows,
+                arrays={**arrays, "corrupted_patches": corrupted.sort(1).values.cpu().numpy()},
             )
         ]
 
@@ -227,7 +231,7 @@ def classify_colours(patches: Tensor, patch: Grid, cells: int) -> Tensor:
     With 2 channels or more the first one has the lowest digit in base 8. Parts overlap if `cells` does not divide p.
     """
     pixels = patches.unflatten(-1, (*patch, -1)).movedim(-1, 2)  # (B, K, C, p, q)
-    means = F.adaptive_avg_pool2d((pixels * 255).round().flatten(0, 1), cells)  # sums of whole numbers are exact
+    means = F.adaptive_avg_pool2d((pixels * 255).round().flatten(0, 1), cells)  # sums of integers are exact
     digits = (means * BINS / 255).floor().clamp(max=BINS - 1).long()  # (B·K, C, cells, cells)
     values = BINS ** torch.arange(digits.shape[1], device=digits.device)
     return (digits * values[:, None, None]).sum(1).flatten(1).unflatten(0, patches.shape[:2])

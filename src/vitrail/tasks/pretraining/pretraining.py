@@ -11,10 +11,12 @@ from torch import Tensor
 from vitrail.checkpoint.files.raw_contents import read_raw_contents
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, is_run_folder
+from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSubset, ImageDataset
 from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.knn import classify_by_neighbours
 from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
 from vitrail.recipes.recipe import Recipe
@@ -31,6 +33,7 @@ SPREAD_METRIC = Metric(name="spread", label="spread of the features")
 RANK_METRIC = Metric(name="effective_rank", label="effective rank of the features")
 MAX_BANK_IMAGES, MAX_QUERY_IMAGES = 4000, 2000  # of the k-NN during training; `vitrail probe` uses all images
 NEIGHBOURS = 20
+FIGURE_IMAGES = 8
 TRAINING_PARTS = ("student", "teacher", "dino_loss")  # in the files of DINO and EsViT
 
 
@@ -48,11 +51,28 @@ class Pretraining(ImageTask):
                 f"a model of {self.backbone.config.classes} classes; expected 0 for {type(self).__name__}, which "
                 "trains a model without a head"
             )
+        if recipe.loop.early_size:
+            raise ConfigError(
+                f"`early_size` is {recipe.loop.early_size}; expected 0, since {type(self).__name__} has images of one "
+                "size",
+                fields=("early_size",),
+            )
         super().check(source, recipe, ranks)
 
     def features(self, images: Tensor) -> Tensor:
         """The pooled features of normalised images, which probes use: (B, C, H, W) → (B, D)."""
         return self.result(images)
+
+    @property
+    def compared_ranks(self) -> Ranks:
+        """The processes whose examples are compared: all of them in training, only this one in an evaluation, in which
+        processes may have different numbers of batches.
+        """
+        return self.ranks if self.training else Ranks()
+
+    def measure_spread(self, features: Tensor) -> Tensor:
+        """The spread of the features (B, D) of a micro-batch, over the compared processes."""
+        return feature_spread(features, self.compared_ranks)
 
     @torch.no_grad()
     def evaluate(
@@ -65,18 +85,29 @@ class Pretraining(ImageTask):
         device: torch.device,
         limit: int | None = None,
     ) -> MeanMetrics:
+        """Metrics of `forward`, and those of the features. With a `baseline_loss`, the relative loss is the ratio of
+        the two means, not the mean of the ratios.
+        """
         found = super().evaluate(source, clock, batch=batch, workers=workers, device=device, limit=limit)
         assert isinstance(found, MeanMetrics)
+        if not found.examples and source.validation_count and limit is None:
+            reason = f", for instance: {found.skipped[0]}" if found.skipped else ""
+            raise DataError(f"none of {source.validation_count} validation images can be read{reason}")
         measured = self.measure_features(as_image_source(source, self), batch, workers, device, limit)
+        if "baseline_loss" in found.metrics:
+            measured["relative_loss"] = found.metrics["loss"] / found.metrics["baseline_loss"]
         return replace(found, metrics={**found.metrics, **measured})
 
     def measure_features(
         self, source: ImageSource, batch: int, workers: int, device: torch.device, limit: int | None
     ) -> dict[str, float]:
-        """Spread, rank and, with classes, k-NN accuracy of the features of validation images."""
+        """Spread, rank and, with classes, k-NN accuracy of the features of validation images; empty without any."""
         most = MAX_QUERY_IMAGES if limit is None else min(limit, MAX_QUERY_IMAGES)
-        assert source.data.val is not None
+        if not source.data.val:
+            return {}
         queries, labels = self.compute_features(source, source.data.val, most, batch, workers, device)
+        if not len(queries):  # none can be read
+            return {}
         measured = {
             "spread": float(feature_spread(queries)),
             "effective_rank": effective_rank(queries[:MAX_RANK_FEATURES]),
@@ -84,6 +115,8 @@ class Pretraining(ImageTask):
         if source.data.classes:
             most = MAX_BANK_IMAGES if limit is None else min(limit, MAX_BANK_IMAGES)
             bank, known = self.compute_features(source, source.train_images, most, batch, workers, device)
+            if not len(bank):
+                return measured
             votes = classify_by_neighbours(bank, known, queries, counts=(NEIGHBOURS,))[NEIGHBOURS]
             measured["knn"] = float((votes == labels).float().mean())
         return measured
@@ -92,26 +125,32 @@ class Pretraining(ImageTask):
         self, source: ImageSource, dataset: ImageDataset, most: int, batch: int, workers: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
         """Features and labels of at most `most` images, evenly spaced; the processes share the work."""
-        places = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(np.int64)
         batches = evaluation_batches(
-            DatasetSubset(dataset, places),
+            take_evenly_spaced_images(dataset, most),
             source.preprocessing,
             batch=batch,
             workers=workers,
             rank=self.ranks.rank,
             world=self.ranks.world_size,
         )
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        parts = [
-            (self.features(self.normalise(each["images"].to(device))).float().cpu(), each["labels"])
-            for each in batches
-            if each.size
-        ]
-        for module, mode in modes:
-            module.training = mode
+        with temporary_eval_mode(self):
+            parts = [
+                (self.features(self.normalise(each["images"].to(device))).float().cpu(), each["labels"])
+                for each in batches
+                if each.size
+            ]
         gathered = [part for share in self.ranks.all_gather_objects(parts) for part in share]
+        if not gathered:
+            return torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
         return torch.cat([features for features, _ in gathered]), torch.cat([labels for _, labels in gathered])
+
+    def load_figure_images(self, source: Source, device: torch.device, count: int = FIGURE_IMAGES) -> Batch:
+        """Evenly spaced validation images for a figure, or training images if there are none; unreadable ones are left
+        out.
+        """
+        images = as_image_source(source, self)
+        chosen = take_evenly_spaced_images(images.data.val or images.train_images, count)
+        return next(iter(evaluation_batches(chosen, images.preprocessing))).to(device)
 
     def load_parts(self, tensors: Mapping[str, Tensor]) -> str:  # noqa: ARG002  # for subclasses
         """Load everything but the backbone from the tensors of a checkpoint file in the authors' layout.
@@ -119,6 +158,17 @@ class Pretraining(ImageTask):
         Returns what was loaded, or an empty string if the file has only the backbone.
         """
         return ""
+
+
+def make_relative_loss_metric(baseline: str) -> Metric:
+    """The loss divided by that of a trivial prediction."""
+    label = f"loss relative to {baseline}"
+    return Metric(name="relative_loss", label=label, higher_is_better=False, quantity="relative loss")
+
+
+def take_evenly_spaced_images(dataset: ImageDataset, most: int) -> DatasetSubset:
+    """At most `most` images, from the first to the last one."""
+    return DatasetSubset(dataset, np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(np.int64))
 
 
 def build_pretraining(request: Request, context: BuildContext, make_task: Callable[[Any], Pretraining]) -> TaskSetup:
@@ -134,7 +184,7 @@ def build_pretraining(request: Request, context: BuildContext, make_task: Callab
         if loaded:
             context.report(f"note   also from {init}: {loaded}")
         elif others:
-            context.report(f"note   {init} has only the backbone; the other weights of the task are new")
+            context.report(f"note   only the backbone of {init} is used; the other weights of the task are new")
         return task
 
     return build_image_task(request, context, make_task_with_parts)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitrail.figures import BLUE, COLOUR_MAP, FIGURE_WIDTH, CaptionedFigure, new_figure, style_axes
 from vitrail.layers.attention import SelfAttention
 from vitrail.models.contract import ImageModel
+from vitrail.tasks.pretraining.image_rows import to_rgb
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +73,7 @@ def make_attention_figure(images: NDArray[np.uint8], maps: NDArray[np.float32]) 
     return CaptionedFigure(
         name="class_attention",
         title="What the class token attends to",
-        caption=f"Validation images, and the attention of the class token to the patches in the last block of the "
+        caption=f"Images, and the attention of the class token to the patches in the last block of the "
         f"teacher, for each of {maps.shape[1]} heads, from 0 (dark) to the largest value of the head.",
         arrays={"images": images, "attention": maps},
         draw=lambda: draw_attention(images, maps),
@@ -80,11 +81,11 @@ def make_attention_figure(images: NDArray[np.uint8], maps: NDArray[np.float32]) 
 
 
 def draw_attention(images: NDArray[np.uint8], maps: NDArray[np.float32]) -> "Figure":
-    columns = 1 + maps.shape[1]
+    columns, pixels = 1 + maps.shape[1], to_rgb(images / 255)
     side = FIGURE_WIDTH / max(columns, 4)
     figure = new_figure(FIGURE_WIDTH, side * len(images) * images.shape[1] / images.shape[2] + 0.4)
     for row, line in enumerate(figure.subplots(len(images), columns, squeeze=False)):
-        line[0].imshow(images[row].squeeze(), cmap="grey")
+        line[0].imshow(pixels[row])
         for head, axes in enumerate(line[1:]):
             axes.imshow(maps[row, head], cmap=COLOUR_MAP, vmin=0)
         for column, axes in enumerate(line):

@@ -8,25 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.augment.view_config import ViewAugmentation
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSubset
-from vitrail.data.loader import evaluation_batches
 from vitrail.data.views import View
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
-from vitrail.evaluation.representation import feature_spread
+from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.figures import CaptionedFigure
-from vitrail.models.checks import pair
 from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
-from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.pretraining.centre import Centre
 from vitrail.tasks.pretraining.dino_files import describe_parts, rename_tensors, select_fitting_tensors
@@ -38,10 +31,12 @@ from vitrail.tasks.pretraining.prototype_figures import (
     make_usage_figure,
 )
 from vitrail.tasks.pretraining.prototype_head import PrototypeHead
+from vitrail.tasks.pretraining.view_augmentation import check_view_size, make_view_augmentation
 from vitrail.tasks.task import MeanMetrics, Source
 
 GLOBAL_CROPS = 2
-FIGURE_IMAGES = 6
+ATTENTION_IMAGES = 6  # of the figure
+JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue
 MIN_BLUR_KERNEL = 13  # pixels: three times the largest sigma to each side
 UNIFORM_SIGN = CollapseSign(
     metric="teacher_entropy",
@@ -97,8 +92,9 @@ class SelfDistillation(Pretraining):
         return self.teacher["backbone"]
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
-        check_crop_size(self.backbone, "global_size", self.settings.global_size)
-        check_crop_size(self.backbone, "local_size", self.settings.local_size if self.settings.local_crops else None)
+        check_view_size(self.backbone, "global_size", self.settings.global_size)
+        if self.settings.local_crops:
+            check_view_size(self.backbone, "local_size", self.settings.local_size)
         super().check(source, recipe, ranks)
 
     def initialise(self, source: Source, recipe: Recipe) -> None:
@@ -135,12 +131,11 @@ class SelfDistillation(Pretraining):
 
     def measure_step(self, features: Tensor, targets: Tensor, loss: Tensor, entropy: Tensor) -> dict[str, Tensor]:
         """Metrics of the view loss: `kl` is what the student can still learn, the loss less the entropy of targets."""
-        ranks = self.ranks if self.training else Ranks()
         return {
             "kl": loss.detach() - entropy,
             "teacher_entropy": entropy / math.log(targets.shape[-1]),
             "prototypes": self.count_prototypes(targets),
-            "spread": feature_spread(features, ranks),
+            "spread": self.measure_spread(features),
         }
 
     def before_step(self, clock: Clock) -> None:
@@ -168,77 +163,33 @@ class SelfDistillation(Pretraining):
 
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
         found = [make_usage_figure(self.usage)] if self.usage.any() else []
-        images = as_image_source(source, self)
-        dataset = images.data.val or images.train_images
-        places = np.linspace(0, len(dataset) - 1, min(FIGURE_IMAGES, len(dataset))).astype(np.int64)
-        pixels = next(iter(evaluation_batches(DatasetSubset(dataset, places), images.preprocessing)))["images"]
-        maps = compute_class_attention(self.eval().result, self.normalise(pixels.to(device))) if len(pixels) else None
+        batch = self.load_figure_images(source, device, ATTENTION_IMAGES)
+        with temporary_eval_mode(self):
+            maps = compute_class_attention(self.result, self.normalise(batch["images"])) if batch.size else None
         if maps is not None:
-            found.append(make_attention_figure(pixels.permute(0, 2, 3, 1).numpy(), maps.float().cpu().numpy()))
+            pixels = batch["images"].cpu().permute(0, 2, 3, 1).numpy()
+            found.append(make_attention_figure(pixels, maps.float().cpu().numpy()))
         return found
 
-    def compile_backbone(self) -> None:
-        super().compile_backbone()
-        self.teacher["backbone"].compile()
+    def list_compiled_modules(self) -> list[nn.Module]:
+        return [self.backbone, self.teacher["backbone"]]
 
-    def restore_eager(self) -> None:
-        super().restore_eager()
-        self.result._compiled_call_impl = None  # torch has no public way
-
-    @torch.no_grad()
-    def evaluate(
-        self,
-        source: Source,
-        clock: Clock,
-        *,
-        batch: int,
-        workers: int = 0,
-        device: torch.device,
-        limit: int | None = None,
-    ) -> MeanMetrics:
+    def evaluate(self, source: Source, clock: Clock, *, device: torch.device, **options: Any) -> MeanMetrics:
         self.usage = torch.zeros(self.settings.prototypes, device=device)
-        found = super().evaluate(source, clock, batch=batch, workers=workers, device=device, limit=limit)
+        found = super().evaluate(source, clock, device=device, **options)
         self.usage = self.ranks.all_reduce_sum(self.usage)
         return replace(found, metrics={**found.metrics, "prototypes": float((self.usage > 0).sum())})
 
 
-def check_crop_size(model: Any, name: str, size: int | None) -> None:
-    """Raise an error if the model does not take crops of this size."""
-    own, kind = pair(model.config.image_size), type(model).__name__
-    if size is None or (size, size) == own:
-        return
-    if (multiple := model.sizes.multiple) is None:
-        raise ConfigError(
-            f"`{name}` is {size}, but this {kind} takes only images of {own[0]}×{own[1]} pixels; use a dynamic model: "
-            f"`fields` dynamic=true, or crops of its size",
-            fields=(name,),
-        )
-    least = max(*multiple, *model.sizes.minimum)
-    if size % multiple[0] or size % multiple[1] or size < least:
-        raise ConfigError(
-            f"`{name}` is {size}; expected a multiple of {max(multiple)} for this {kind}, at least {least}",
-            fields=(name,),
-        )
-
-
 def make_crops(settings: DinoSettings) -> dict[str, View]:
     """Two global crops, blurred and solarized with different probabilities, and local ones, as in DINO."""
-    strength = settings.jitter
-    colours = ViewAugmentation(
-        brightness=0.4 * strength,
-        contrast=0.4 * strength,
-        saturation=0.2 * strength,
-        hue=0.1 * strength,
-        grey_rate=settings.grey,
-    )
 
     def make_view(
         area: tuple[float, ...], size: int | None, blur: float, solarize: float = 0.0, count: int = 1
     ) -> View:
         kernel = 0.1 if size is None else min(1.0, max(0.1, MIN_BLUR_KERNEL / size))
-        rate = blur * settings.blur
-        own = replace(colours, area=area, blur_rate=rate, blur_kernel=kernel, solarize_rate=solarize)
-        return View(own, size=size, count=count)
+        own = make_view_augmentation(settings, JITTER, area=area, blur=blur * settings.blur, solarize=solarize)
+        return View(replace(own, blur_kernel=kernel), size=size, count=count)
 
     views = {
         "global_1": make_view(settings.global_area, settings.global_size, 1.0),

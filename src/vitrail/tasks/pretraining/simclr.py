@@ -15,21 +15,21 @@ from torch import Tensor
 from vitrail.data.batch import Batch
 from vitrail.data.views import View
 from vitrail.distributed import Ranks
-from vitrail.evaluation.representation import feature_spread
 from vitrail.recipes.pretraining_settings import SimClrSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.metric import Metric
-from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining
+from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining, make_relative_loss_metric
 from vitrail.tasks.pretraining.projector import make_contrastive_projector
-from vitrail.tasks.pretraining.two_views import TwoViewTask, make_view_augmentation
+from vitrail.tasks.pretraining.two_views import TwoViewTask
+from vitrail.tasks.pretraining.view_augmentation import make_view_augmentation
 from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
 
-JITTER = (0.8, 0.8, 0.8, 0.2)
+JITTER = (0.8, 0.8, 0.8, 0.2)  # of brightness, contrast, saturation and hue
 MAX_RELATIVE_LOSS = 0.999
-FIRST_METRIC = Metric(name="positive_first", label="other view found first", is_share=True)
-RELATIVE_METRIC = Metric(name="relative_loss", label="loss / loss of equal projections", higher_is_better=False)
+POSITIVE_FIRST_METRIC = Metric(name="positive_first", label="other view found first", is_share=True)
+RELATIVE_LOSS_METRIC = make_relative_loss_metric("equal projections")
 
 
 class SimClr(TwoViewTask):
@@ -39,7 +39,7 @@ class SimClr(TwoViewTask):
     does not depend on the number of processes.
     """
 
-    metrics = (*Pretraining.metrics, FIRST_METRIC, RELATIVE_METRIC)
+    metrics = (*Pretraining.metrics, POSITIVE_FIRST_METRIC, RELATIVE_LOSS_METRIC)
     shares = ("positive_first",)
     collapse_signs = (
         SPREAD_SIGN,
@@ -58,9 +58,8 @@ class SimClr(TwoViewTask):
         settings = settings or SimClrSettings()
         super().__init__(backbone, settings)
         self.settings, width = settings, self.feature_width
-        self.views = {
-            "views": View(make_view_augmentation(settings, JITTER, blur=settings.blur), settings.view_size, 2)
-        }
+        augmentation = make_view_augmentation(settings, JITTER, area=settings.area, blur=settings.blur)
+        self.views = {"views": View(augmentation, settings.view_size, 2)}
         self.collected: list[tuple[Tensor, Tensor]] | None = None  # indices and projections (2, B, d) of an evaluation
         self.projector = make_contrastive_projector(
             width, settings.projector_width or width, settings.projection_width, settings.projector_depth
@@ -71,30 +70,18 @@ class SimClr(TwoViewTask):
         projections = self.projector(features)
         if self.collected is not None:
             self.collected.append((batch["indices"].cpu(), projections.unflatten(0, (2, -1)).cpu()))
-        ranks = (
-            self.ranks if self.training else Ranks()
-        )  # in an evaluation, processes have different numbers of batches
-        loss, metrics = contrast(projections, self.settings.loss_temperature, ranks)
-        return loss, {**metrics, "spread": feature_spread(features, ranks)}
+        loss, metrics = contrast(projections, self.settings.loss_temperature, self.compared_ranks)
+        return loss, {**metrics, "spread": self.measure_spread(features)}
 
     @torch.no_grad()
-    def evaluate(
-        self,
-        source: Source,
-        clock: Clock,
-        *,
-        batch: int,
-        workers: int = 0,
-        device: torch.device,
-        limit: int | None = None,
-    ) -> MeanMetrics:
+    def evaluate(self, source: Source, clock: Clock, *, batch: int, **options: Any) -> MeanMetrics:
         self.collected = []
         try:
-            found = super().evaluate(source, clock, batch=batch, workers=workers, device=device, limit=limit)
+            found = super().evaluate(source, clock, batch=batch, **options)
             collected = [part for parts in self.ranks.all_gather_objects(self.collected) for part in parts]
         finally:
             self.collected = None
-        metrics = self.contrast_in_batches(collected, batch * self.ranks.world_size)
+        metrics = self.contrast_in_batches(collected, batch * self.ranks.world_size) if collected else {}
         return replace(found, metrics={**found.metrics, **metrics})
 
     def contrast_in_batches(self, collected: list[tuple[Tensor, Tensor]], batch: int) -> dict[str, float]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
+from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.figures import CaptionedFigure
 from vitrail.layers.positions import Grid
 from vitrail.models.checks import pair
@@ -24,7 +25,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
-from vitrail.tasks.pretraining.masked_prediction import MaskedPrediction, mean_colour_error
+from vitrail.tasks.pretraining.masked_prediction import MaskedPrediction, compute_mean_colour_error
 from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches, take_patches
 from vitrail.tasks.pretraining.pretraining import build_pretraining
 from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
@@ -59,7 +60,7 @@ class SimMim(MaskedPrediction):
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         super().setup(source, recipe)
-        self.baseline = mean_colour_error(as_image_source(source, self), power=1)
+        self.baseline = compute_mean_colour_error(as_image_source(source, self), power=1)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
         images = self.normalise(batch["images"])
@@ -67,7 +68,8 @@ class SimMim(MaskedPrediction):
         hidden = hide_squares(batch.keys["images"], size, self.patch, self.settings).to(images.device)
         tokens, predictions = self.predict(images, hidden)
         loss = self.compute_loss(images, predictions, hidden)
-        return loss, {"relative_loss": loss.detach() / self.baseline, "spread": self.measure_spread(tokens)}
+        spread = self.measure_spread(tokens.mean(1))  # the loss does not depend on the class token
+        return loss, {"relative_loss": loss.detach() / self.baseline, "spread": spread}
 
     def predict(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """All output tokens, and the pixels of the hidden patches (B, K): (B, n, D), (B, K, C·p·q)."""
@@ -79,9 +81,8 @@ class SimMim(MaskedPrediction):
 
     def compute_loss(self, images: Tensor, predictions: Tensor, hidden: Tensor) -> Tensor:
         channels = images.shape[1]
-        targets = take_patches(split_into_patches(images, self.patch), hidden).unflatten(
-            -1, (-1, channels)
-        )  # (B, K, p·q, C)
+        patches = take_patches(split_into_patches(images, self.patch), hidden)
+        targets = patches.unflatten(-1, (-1, channels))  # (B, K, p·q, C)
         errors = F.l1_loss(predictions.float(), targets.transpose(-1, -2).flatten(2), reduction="sum")
         return errors / (targets.numel() / channels + 1e-5) / channels  # 1e-5 as in the authors' code
 
@@ -96,7 +97,7 @@ class SimMim(MaskedPrediction):
         inputs = self.normalise(images)
         size = (inputs.shape[-2], inputs.shape[-1])
         hidden = hide_squares(keys, size, self.patch, self.settings).to(inputs.device)
-        with self.evaluating():
+        with temporary_eval_mode(self):
             _, predictions = self.predict(inputs, hidden)
         cells = predictions.float().unflatten(-1, (inputs.shape[1], -1)).transpose(-1, -2).flatten(2)  # (B, K, p·q·C)
         pixels, places = split_into_patches(inputs, self.patch), hidden[..., None].expand_as(cells)
@@ -106,7 +107,7 @@ class SimMim(MaskedPrediction):
         return make_reconstruction(inputs, pasted, masks[:, 0] > 0, self.preprocessing)
 
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
-        batch = self.load_figure_images(as_image_source(source, self), device)
+        batch = self.load_figure_images(source, device)
         if not batch.size:
             return []
         caption = (
