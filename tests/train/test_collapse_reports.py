@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,13 @@ def test_watch_needs_three_windows_in_a_row_after_the_warm_up() -> None:
     assert [place for place, message in enumerate(found) if message] == [7]
     for text in ("at step 8", "spread is 0.02, less than 0.05 in 3 log windows", "lower `lr`"):
         assert text in (found[7] or "")
+
+
+def test_windows_of_few_steps_must_cover_those_of_the_sign() -> None:
+    watch = CollapseWatch((replace(SPREAD_SIGN, steps=50),))
+    records = [{"step": step, "loss": 1.0, "spread": 0.01 if step > 4 else 0.9} for step in range(2, 80, 2)]
+    (found,) = filter(None, map(watch.find_collapse, records))
+    assert "at step 54: spread is 0.01, less than 0.05 in 25 log windows" in found
 
 
 def test_a_collapse_is_reported_once_also_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
