@@ -103,6 +103,10 @@ def test_a_collapse_is_reported_once_also_after_a_resume(tmp_path: Path, monkeyp
     assert not catch_collapses(lambda: fit(HealthyTask, make_data(), recipe))
 
 
+def test_batches_of_few_images_show_no_collapse() -> None:
+    assert not catch_collapses(lambda: fit(CollapsingTask, make_data(), RECIPE.with_settings({"batch": 3}), steps=9))
+
+
 def test_a_short_run_reports_its_collapse(tmp_path: Path) -> None:
     """60 steps of an epoch of 600, half of them warm-up: the windows are shorter than those of a long run."""
     recipe = RECIPE.with_settings({"warmup": 1})

@@ -211,7 +211,7 @@ def check_crop_size(model: Any, name: str, size: int | None) -> None:
         raise ConfigError(
             f"`{name}` is {size}, but this {kind} takes only images of {own[0]}×{own[1]} pixels; use a dynamic model: "
             f"`fields` dynamic=true, or crops of its size",
-            fields=(name,),
+            fields=(name, "fields"),
         )
     least = max(*multiple, *model.sizes.minimum)
     if size % multiple[0] or size % multiple[1] or size < least:
