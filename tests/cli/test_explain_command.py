@@ -206,7 +206,8 @@ def test_model_without_a_head(vitrail_: Run, photo: Path, tmp_path: Path) -> Non
     written = [tmp_path / "out" / f"photo.{method}.png" for method in ("rollout", "heads", "pca")]
     assert result == (0, "".join(f"{photo}: {path}\n" for path in written), "")
     found = json.loads(vitrail_("explain", headless, photo, "-o", tmp_path / "out", "--json", "--overwrite").out)
-    assert [(each["asked"], each["top"]) for each in found] == [(None, [])] * 3
+    assert [each["method"] for each in found] == ["rollout", "heads", "pca"]
+    assert [(each["asked"], each["top"]) for each in found[:2]] == [(None, [])] * 2
     for words, message in (
         (("--check",), "--check needs a model with classes; this one has no head"),
         (("--class", "0"), "class '0' needs a model with classes"),

@@ -205,7 +205,6 @@ def test_run_folder_is_exported(vitrail_: Run, current_folder: Path, calls: list
         (["model", "three.txt", "--overwrite"], "is not an export, so it is not replaced"),
         (["model", "three.txt/out"], "three.txt/out"),
         (["mean", "out", "--features", "class"], "without a class token; use mean or tokens"),
-        (["headless", "out"], "no head"),
     ],
 )
 def test_invalid_arguments_are_one_line_errors(
@@ -218,7 +217,6 @@ def test_invalid_arguments_are_one_line_errors(
     monkeypatch.setattr("vitrail.export.export.trace_to_exported_program", fail)
     save_toy_model(current_folder / "model")
     save_toy_model(current_folder / "mean", "mean")
-    vitrail.save(make_toy_model("vit", classes=0), current_folder / "headless", preprocessing=PREPROCESSING)
     (current_folder / "three.txt").write_text("a\nb\nc\n")
     (current_folder / "empty").mkdir()
     before = {path: path.read_bytes() for path in sorted(current_folder.rglob("*")) if path.is_file()}

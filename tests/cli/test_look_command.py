@@ -24,9 +24,9 @@ NAMES = (
     "attention_distance",
     "token_norms",
     "token_similarity",
-    "patch_pca",
     "alignment",
     "occlusion",
+    "patch_pca",
 )
 
 

@@ -82,7 +82,7 @@ def explain(
     discard
         Share of the smallest entries in each row of a rollout's attention to treat as noise: 0.9, for example.
     mass
-        For heads: show the patches that hold this share of each head's attention: 0.6, for example.
+        For heads: show the patches that hold this share of each head's attention: 0.6, for example. [default: all]
     foreground
         For pca: leave out the background, found by the first component; for images of one kind of object.
     data

@@ -44,8 +44,8 @@ def probe(
     Examples::
 
         vitrail probe vit_fashion --data fashion
-        vitrail probe runs/mae runs/simclr --data photos --out results
-        vitrail probe cct_cifar10 --data photos --data flowers --no-linear --json
+        vitrail probe runs/demo vit_fashion --data fashion --no-linear --out results
+        vitrail probe vit_fashion --data photos --shots 1,2 --json
 
     Parameters
     ----------
