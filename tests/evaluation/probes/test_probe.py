@@ -213,6 +213,7 @@ def pairs_as_dataset(pairs: list[Any]) -> Any:
 def test_a_masked_autoencoder_is_judged_by_fine_tuning(photos: Path, tmp_path: Path) -> None:
     run = write_run_folder(tmp_path / "run", photos)
     assert not any("autoencoder" in note for note in run_probe(run).notes)
+    assert any("`val_share` 0.4 is not used" in note for note in run_probe(run, val_share=0.4).notes)
     plan = json.loads((run / "run.json").read_text())
     plan["recipe"]["task"] = {"name": "mae"}
     (run / "run.json").write_text(json.dumps(plan))

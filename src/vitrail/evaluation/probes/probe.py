@@ -27,7 +27,7 @@ from vitrail.evaluation.probes.feature_sources import (
 )
 from vitrail.evaluation.probes.few_shot import measure_few_shot
 from vitrail.evaluation.probes.linear_probe import fit_linear_probe
-from vitrail.evaluation.probes.probe_data import GivenData, ProbeData, open_probe_data
+from vitrail.evaluation.probes.probe_data import DEFAULT_VAL_SHARE, GivenData, ProbeData, open_probe_data
 from vitrail.evaluation.probes.probe_results import ProbeResult, ProbeRow, ProbeTable
 from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
 from vitrail.loaded_model import LoadedModel
@@ -52,7 +52,7 @@ def probe(
     layer: str | int = "last",
     pixels: bool = True,
     untrained: bool = True,
-    val_share: float = 0.2,
+    val_share: float = DEFAULT_VAL_SHARE,
     batch: int = 64,
     workers: int = 0,
     device: str | torch.device = "cpu",
