@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +70,13 @@ def test_watch_needs_three_windows_in_a_row_after_the_warm_up() -> None:
         assert text in (found[7] or "")
 
 
+def test_windows_of_few_steps_must_cover_those_of_the_sign() -> None:
+    watch = CollapseWatch((replace(SPREAD_SIGN, steps=50),))
+    records = [{"step": step, "loss": 1.0, "spread": 0.01 if step > 4 else 0.9} for step in range(2, 80, 2)]
+    (found,) = filter(None, map(watch.find_collapse, records))
+    assert "at step 54: spread is 0.01, less than 0.05 in 25 log windows" in found
+
+
 def test_a_collapse_is_reported_once_also_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = RECIPE.with_settings({"save_every": 1, "epochs": 4})
 
@@ -93,6 +101,10 @@ def test_a_collapse_is_reported_once_also_after_a_resume(tmp_path: Path, monkeyp
     spread = draw_training_curves({"run": summary.records}, (), ()).axes[2]
     assert (spread.get_title("left"), [text.get_text() for text in spread.texts]) == ("spread", [" collapsed"])
     assert not catch_collapses(lambda: fit(HealthyTask, make_data(), recipe))
+
+
+def test_batches_of_few_images_show_no_collapse() -> None:
+    assert not catch_collapses(lambda: fit(CollapsingTask, make_data(), RECIPE.with_settings({"batch": 3}), steps=9))
 
 
 def test_a_short_run_reports_its_collapse(tmp_path: Path) -> None:

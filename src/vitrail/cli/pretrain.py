@@ -34,9 +34,9 @@ def pretrain(
 
     Choose a task: simclr, byol or dino for features that separate classes by themselves (k-NN, few labels); mae, simmim
     or mpp for weights to fine-tune, whose k-NN is poor (mae is the fastest of all tasks); aim and igpt to predict
-    images in order. On two CPU cores with small images, start with simclr. `vitrail pretrain TASK --help` lists the settings of a
-    task. The model/ of the run is the backbone alone: `vitrail train --init RUN` fine-tunes it, `vitrail probe RUN`
-    measures its features. A run whose features collapse is reported.
+    images in order. On two CPU cores with small images, start with simclr. `vitrail pretrain TASK --help` lists the
+    settings of a task. The model/ of the run is the backbone alone: `vitrail train --init RUN` fine-tunes it, `vitrail
+    probe RUN` measures its features. A run whose features collapse is reported.
 
     Examples::
 

@@ -73,7 +73,9 @@ def open_checkpoint_evaluation(
     place = resolve_device(device, Ranks())
     loaded = open_model(checkpoint, fields=fields, preprocessing=preprocessing, device=place)
     if not loaded.classes:
-        raise ConfigError(f"{checkpoint} has no head; expected a model with classes")
+        raise ConfigError(
+            f"{checkpoint} has no head; expected a model with classes: `vitrail probe` measures its features"
+        )
     found = open_evaluation_data(data or find_default_data(loaded), real, loaded.run)
     images = get_validation_images(found)
     if real is not None and loaded.classes != IMAGENET_CLASSES:

@@ -91,7 +91,9 @@ def check_output_available(model: nn.Module, output: OutputKind) -> None:
     if output == "logits":
         config = find_image_config(model)
         if not (getattr(model, "num_classes", 0) if config is None else config.classes):  # the name in timm
-            raise ConfigError("the model has no head; expected one with classes")
+            raise ConfigError(
+                "the model has no head; expected one with classes: `vitrail train` with it as `init` adds one"
+            )
         return
     declared = find_image_model(model)
     if declared is None:

@@ -19,6 +19,20 @@ CONSTANT_TEACHER_TEMPERATURE = Schedule(start=0.04)
 class CheckedSettings:
     def __post_init__(self) -> None:
         check_fields(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Schedule):
+                check_schedule(name, value)
+
+
+def check_schedule(name: str, schedule: Schedule) -> None:
+    """Raise an error if a momentum leaves 0 to 1, or if a temperature is ever 0 or less."""
+    values = [schedule.start, *([schedule.end] if schedule.end is not None else [])]
+    values += [schedule.warmup_start] if schedule.warmup else []
+    for value in values:
+        if name.endswith("_momentum") and not 0 <= value <= 1:
+            raise ConfigError(f"`{name}` has the value {value:g}; expected values from 0 to 1")
+        if name.endswith("_temperature") and value <= 0:
+            raise ConfigError(f"`{name}` has the value {value:g}; expected more than 0, also at the start of a warm-up")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +155,11 @@ class DinoSettings(ViewSettings):
     centre_momentum: float = field_with_help(0.9, "Momentum of the centre; 1 disables centring.", SHARE)
     frozen_epochs: float = field_with_help(1.0, "First epochs in which the last layer is frozen.", MAY_BE_ZERO)
     clip_each: float = field_with_help(3.0, "Clip the gradient of each weight tensor; 0 disables it.", MAY_BE_ZERO)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prototypes < 2:
+            raise ConfigError(f"`prototypes` is {self.prototypes}; expected 2 or more, to tell images apart")
 
 
 @dataclass(frozen=True, kw_only=True)

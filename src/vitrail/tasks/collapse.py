@@ -19,6 +19,7 @@ class CollapseSign:
     meaning: str  # completes: "the run has collapsed: …"
     remedy: str  # an imperative
     windows: int = COLLAPSE_WINDOWS
+    steps: int = 0  # that these windows must cover at least; those of a short run may have one step each
 
     def is_shown_by(self, record: Mapping[str, float]) -> bool:
         value = record.get(self.metric)
@@ -38,19 +39,30 @@ class CollapseWatch:
     warmup_steps: int = 0  # windows that end in it are ignored
     reported: bool = False
     counts: dict[str, int] = field(default_factory=dict[str, int])
+    starts: dict[str, float] = field(default_factory=dict[str, float])  # the step before the first of these windows
+    last_step: float = 0
 
     def find_collapse(self, record: Mapping[str, float]) -> str | None:
         """A one-line report if this record of the log is the one that shows a collapse."""
-        if "loss" not in record or record["step"] <= self.warmup_steps:
+        if "loss" not in record:
+            return None
+        before, self.last_step = self.last_step, record["step"]
+        if record["step"] <= self.warmup_steps:
             return None
         for sign in self.signs:
             key = f"{sign.metric} {sign.describe_limit()}"
             self.counts[key] = self.counts.get(key, 0) + 1 if sign.is_shown_by(record) else 0
-            if self.counts[key] >= sign.windows and not self.reported:
+            if self.counts[key] == 1:
+                self.starts[key] = before
+            if (
+                self.counts[key] >= sign.windows
+                and record["step"] - self.starts[key] >= sign.steps
+                and not self.reported
+            ):
                 self.reported = True
                 return (
                     f"the run has collapsed at step {record['step']:.0f}: {sign.metric.replace('_', ' ')} is "
-                    f"{record[sign.metric]:.4g}, {sign.describe_limit()} in {sign.windows} log windows: "
+                    f"{record[sign.metric]:.4g}, {sign.describe_limit()} in {self.counts[key]} log windows: "
                     f"{sign.meaning}; {sign.remedy}"
                 )
         return None

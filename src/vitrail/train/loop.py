@@ -33,6 +33,7 @@ from vitrail.train.throughput import fix_steps_by_minutes
 from vitrail.train.trainer import DivergedError, Trainer
 
 MAX_SAVE_TIME_SHARE = 0.05  # of the training time, if `save_every` is 0
+MIN_EXAMPLES_OF_SIGNS = 4  # fewer have similar features, or use few prototypes, by chance; one has no spread
 MAX_SKIPPED_IN_CHECKPOINT = 1000  # skipped examples that a checkpoint records
 
 
@@ -113,7 +114,8 @@ class TrainingLoop:
     def start(self, point: ResumePoint) -> None:
         self.start_time -= point.seconds
         self.skipped, self.records = set(point.skipped), list(point.records)
-        self.collapse_watch = CollapseWatch(self.trainer.task.collapse_signs, self.trainer.warmup_steps)
+        signs = self.trainer.task.collapse_signs if self.examples_per_forward >= MIN_EXAMPLES_OF_SIGNS else ()
+        self.collapse_watch = CollapseWatch(signs, self.trainer.warmup_steps)
         for record in self.records:  # a collapse before a resume is not reported again
             found = self.collapse_watch.find_collapse(record)
             if found and self.plan.recipe.loop.stop_on_collapse:
@@ -202,6 +204,12 @@ class TrainingLoop:
             return "there is no checkpoint to resume from"
         return f"the last {'good ' if state.verified else ''}checkpoint is {state.path}"
 
+    @property
+    def examples_per_forward(self) -> int:
+        """Examples of a micro-batch of one process."""
+        loop = self.trainer.recipe.loop
+        return loop.batch // self.trainer.ranks.world_size // loop.accumulate
+
     def is_epoch_multiple(self, epochs: int) -> bool:
         """Whether a multiple of `epochs` epochs has just ended; never for 0."""
         return bool(epochs) and self.trainer.steps_done % (epochs * self.trainer.steps_per_epoch) == 0
@@ -260,7 +268,7 @@ class TrainingLoop:
         found = trainer.trained_task.evaluate(
             self.plan.source,
             trainer.clock,
-            batch=max(trainer.recipe.loop.batch // trainer.ranks.world_size // trainer.recipe.loop.accumulate, 1),
+            batch=max(self.examples_per_forward, 1),
             workers=self.plan.workers,
             device=trainer.device,
         )

@@ -221,7 +221,11 @@ def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
         return f'open it in Python with vitrail.load("{model}", family=…), the FAMILY of {plan.model_name}'
     name = quote(str(run))
     if plan.request is not None and plan.request.task_name in PRETRAINING_TASKS:
-        return f"vitrail probe {name}, vitrail train `init` {name} `data` photos, or vitrail explain {name} photo.jpg"
+        labelled = len(plan.source.to_json().get("classes", ())) > 1
+        return (
+            f"vitrail probe {name}{'' if labelled else ' `data` labelled_photos'}, vitrail train `init` {name} `data` "
+            f"photos, or vitrail explain {name} photo.jpg"
+        )
     if plan.source.describe_model_input(plan.task.result).get("labels") is None:
         return f'vitrail embed {name} photos -o features.npy, or in Python vitrail.load("{model}")'
     return (

@@ -97,6 +97,20 @@ def test_an_untrained_model_has_the_initial_weights_of_seed_0() -> None:
     assert found.digest == make_model_source(expected, "fresh").digest
 
 
+def test_the_digest_tells_parts_and_code_apart() -> None:
+    class OwnNorm(nn.LayerNorm):
+        pass
+
+    def compute_digest(kind: type[nn.LayerNorm], eps: float) -> str | None:
+        model: Any = make_toy_model("vit")
+        model.norm = kind(model.config.width, eps=eps)
+        return make_model_source(vitrail.open_model(model, preprocessing=PREPROCESSING), "vit").digest
+
+    assert compute_digest(nn.LayerNorm, 1e-6) == compute_digest(nn.LayerNorm, 1e-6)
+    assert compute_digest(nn.LayerNorm, 1e-1) not in (None, compute_digest(nn.LayerNorm, 1e-6))
+    assert compute_digest(OwnNorm, 1e-6) is None
+
+
 def test_pixels_are_averaged_to_at_most_32_per_side() -> None:
     source = make_pixel_source(PREPROCESSING, "raw pixels")  # 48×32
     assert torch.equal(compute(source), nn.functional.avg_pool2d(IMAGES, 2).flatten(1))
@@ -117,6 +131,7 @@ def test_modules_of_other_libraries_and_exports(exported: ExportFinder) -> None:
     other = LoadedModel(source="net", model=net, preprocessing=PREPROCESSING, classes=5)
     assert torch.equal(compute(make_model_source(other, "net")), net.body(IMAGES.flatten(1)))
     assert make_untrained_source(other, "untrained") is None
+    assert make_model_source(other, "net").digest is None  # its code may change, and its weights stay equal
     with pytest.raises(ConfigError, match="net has no blocks that can be accessed, so `layer` middle"):
         make_model_source(other, "net", "middle")
     with pytest.raises(ConfigError, match="net has no linear layer of 6 outputs"):

@@ -1,6 +1,7 @@
 """Probes of models on folders of images: rows, baselines, cache, several data sets and bad input."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,7 +120,12 @@ def test_features_are_cached_by_model_and_images(
     computed.clear()
     assert run_probe(model, photos) == first
     assert len(set(computed)) == 1
+    before = (photos / "ants" / "00.png").stat()
     write_image(photos / "ants" / "00.png", 5)
+    computed.clear()
+    run_probe(model, photos)
+    assert set(computed) == {"toy", "raw pixels", "untrained"}
+    os.utime(photos / "ants" / "00.png", ns=(before.st_atime_ns, before.st_mtime_ns))  # as cp -p of a file of this size
     computed.clear()
     run_probe(model, photos)
     assert set(computed) == {"toy", "raw pixels", "untrained"}
@@ -155,6 +161,7 @@ def test_unreadable_images_are_skipped_and_counted(photos: Path, model: Path) ->
     (photos / "ants" / "03.png").write_bytes(b"not an image")
     found = run_probe(model, photos)
     assert len(found.skipped) == 1
+    assert found.tables[0].bank_images + found.tables[0].query_images == 39
     assert "1 unreadable, skipped:" in str(found)
     assert run_probe(model, photos) == found  # from the cache
     with pytest.raises(DataError, match=r"03\.png' is not an image"):
@@ -206,6 +213,7 @@ def pairs_as_dataset(pairs: list[Any]) -> Any:
 def test_a_masked_autoencoder_is_judged_by_fine_tuning(photos: Path, tmp_path: Path) -> None:
     run = write_run_folder(tmp_path / "run", photos)
     assert not any("autoencoder" in note for note in run_probe(run).notes)
+    assert any("`val_share` 0.4 is not used" in note for note in run_probe(run, val_share=0.4).notes)
     plan = json.loads((run / "run.json").read_text())
     plan["recipe"]["task"] = {"name": "mae"}
     (run / "run.json").write_text(json.dumps(plan))

@@ -26,7 +26,7 @@ from vitrail.evaluation.probes.feature_sources import FeatureSource
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureStore:
-    """The folders of feature files: one that is kept, and one for data sets that cannot be identified."""
+    """The folders of feature files: one that is kept, and one for models and data sets that cannot be identified."""
 
     cache: Path | None
     temporary: Path
@@ -36,8 +36,10 @@ class FeatureStore:
     strict: bool
 
     def locate(self, source: FeatureSource, dataset: ImageDataset, data_digest: str | None) -> Path:
-        folder = self.temporary if data_digest is None or self.cache is None else self.cache
-        return folder / compute_file_name(source.digest, data_digest or f"data set {id(dataset)} of this process")
+        known = source.digest is not None and data_digest is not None
+        folder = self.cache if known and self.cache is not None else self.temporary
+        names = source.digest or f"model {id(source)}", data_digest or f"data set {id(dataset)}"  # of this process
+        return folder / compute_file_name(*names)
 
 
 @dataclass(frozen=True)

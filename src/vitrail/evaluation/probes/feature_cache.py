@@ -57,7 +57,7 @@ def compute_file_name(source_digest: str, data_digest: str) -> str:
 
 
 def compute_data_digest(dataset: ImageDataset) -> str | None:
-    """Digest of the images in their order: pixels of arrays, else name, size and time of each file.
+    """Digest of the images in their order: pixels of arrays, else name, size and times of each file.
 
     None for a data set of another library, whose images are not known before they are read.
     """
@@ -77,7 +77,7 @@ def compute_data_digest(dataset: ImageDataset) -> str | None:
         path = inner.source(int(index))
         try:
             about = path.stat()
-            stamp = f"{about.st_size} {about.st_mtime_ns}"
+            stamp = f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"  # cp -p keeps the first time
         except OSError:  # reported when it is read
             stamp = "missing"
         found.update(f"{path.absolute()} {stamp}\n".encode("utf-8", "surrogateescape"))

@@ -17,12 +17,14 @@ from vitrail.checkpoint.files.checksums import checksum_tensors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.export.exported_model import ExportedModel
+from vitrail.export.exported_module import ExportedModule
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.checks import pair
 from vitrail.models.contract import ImageModel, check_reads_images, find_image_model
 
 UNTRAINED_SEED = 0
 MAX_PIXEL_SIDE = 32  # larger images are averaged to at most this, so that raw pixels are at most 3,072 numbers
+LIBRARIES = ("vitrail", "torch")  # whose code is known by the version
 SourceKind = Literal["model", "pixels", "untrained"]
 
 
@@ -34,7 +36,7 @@ class FeatureSource:
     kind: SourceKind
     preprocessing: Preprocessing
     compute: Callable[[Tensor], Tensor]
-    digest: str  # of everything that the features of an image depend on
+    digest: str | None  # of everything that the features of an image depend on; None if that is not known
     module: nn.Module | None = None  # moved to the device and put into eval mode
 
 
@@ -91,9 +93,17 @@ def flatten_pixels(images: Tensor, factor: int) -> Tensor:
     return (F.avg_pool2d(images, factor, ceil_mode=True) if factor > 1 else images).flatten(1)
 
 
-def compute_source_digest(module: nn.Module, preprocessing: Preprocessing, layer: str | int) -> str:
-    config: Any = getattr(module, "config", None)  # a module of another library may have none
-    return checksum_tensors(module.state_dict(), type(module).__name__, repr(config), repr(preprocessing), str(layer))
+def compute_source_digest(module: nn.Module, preprocessing: Preprocessing, layer: str | int) -> str | None:
+    """Digest of weights, architecture and input; None for code of the user, which may change with equal weights."""
+    known = find_image_model(module) is not None and all(
+        type(part).__module__.partition(".")[0] in LIBRARIES for part in module.modules()
+    )
+    if isinstance(module, ExportedModule):
+        known = bool(module.exported.description.files)  # checksums, which a file without its description has not
+    if not known:
+        return None
+    config: Any = module.config
+    return checksum_tensors(module.state_dict(), repr(module), repr(config), repr(preprocessing), str(layer))
 
 
 def choose_features(loaded: LoadedModel, module: nn.Module, name: str, layer: str | int) -> Callable[[Tensor], Tensor]:

@@ -27,7 +27,7 @@ from vitrail.evaluation.probes.feature_sources import (
 )
 from vitrail.evaluation.probes.few_shot import measure_few_shot
 from vitrail.evaluation.probes.linear_probe import fit_linear_probe
-from vitrail.evaluation.probes.probe_data import GivenData, ProbeData, open_probe_data
+from vitrail.evaluation.probes.probe_data import DEFAULT_VAL_SHARE, GivenData, ProbeData, open_probe_data
 from vitrail.evaluation.probes.probe_results import ProbeResult, ProbeRow, ProbeTable
 from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
 from vitrail.loaded_model import LoadedModel
@@ -52,7 +52,7 @@ def probe(
     layer: str | int = "last",
     pixels: bool = True,
     untrained: bool = True,
-    val_share: float = 0.2,
+    val_share: float = DEFAULT_VAL_SHARE,
     batch: int = 64,
     workers: int = 0,
     device: str | torch.device = "cpu",
@@ -98,19 +98,20 @@ def probe(
         tables, skipped = list[ProbeTable](), dict[str, None]()
         with track_progress(shown, len(opened) * len(sources), "probing") as advance:
             for number, each in enumerate(opened):
-                rows = list[ProbeRow]()
+                rows, used = list[ProbeRow](), (0, 0)
                 for place, source in enumerate(sources):
                     bank = open_features(files[2 * number, place], each.bank)
                     queries = open_features(files[2 * number + 1, place], each.queries)
                     skipped.update(dict.fromkeys((*bank.unreadable.values(), *queries.unreadable.values())))
+                    used = len(bank.rows), len(queries.rows)
                     rows.append(measure_row(source, baselines[place], each, bank, queries, seeds, linear))
                     advance(1)
                 tables.append(
                     ProbeTable(
                         data=each.name,
                         classes=len(each.classes),
-                        bank_images=len(each.bank),
-                        query_images=len(each.queries),
+                        bank_images=used[0],
+                        query_images=used[1],
                         rows=tuple(rows),
                     )
                 )
@@ -162,10 +163,11 @@ def make_sources(
         shown = "untrained" if len(loaded) == 1 else f"untrained {name}"
         found = make_untrained_source(each, shown, layer) if untrained else None
         if found is not None:
-            if found.digest not in by_digest:
-                by_digest[found.digest] = len(sources)
+            key = found.digest or shown
+            if key not in by_digest:
+                by_digest[key] = len(sources)
                 sources.append(found)
-            mine.append(by_digest[found.digest])
+            mine.append(by_digest[key])
         elif untrained:
             notes.append(f"{name}: its architecture cannot be built without its weights, so there is no untrained row")
         if is_masked_autoencoder(each):

@@ -18,6 +18,7 @@ EXAMPLES_OF_SEVERAL = 1000  # training images of each data set, if there are sev
 DEFAULT_NEIGHBOURS = (10, 20, 100, 200)
 DEFAULT_SHOTS = (1, 5, 10, 25)
 SUBSET_SEED = 0
+DEFAULT_VAL_SHARE = 0.2
 
 GivenData = str | Path | DatasetSplits | TorchDataset
 
@@ -68,6 +69,9 @@ def open_splits(given: GivenData, models: Sequence[LoadedModel], val_share: floa
         return open_data(given, val_share=val_share)
     seed, share = own[0][1].seed, own[0][1].val_share
     splits = open_data(given, seed=seed, val_share=share)
+    if val_share not in (share, DEFAULT_VAL_SHARE):
+        note = f"{splits.name}: split as in the training of {own[0][0]}, so `val_share` {val_share:g} is not used"
+        splits = replace(splits, notes=(*splits.notes, note))
     others = [name for name, run in own if (run.seed, run.val_share) != (seed, share)]
     if others and open_data(given, val_share=1.0).train is None:  # no validation part that all runs held out
         note = f"{', '.join(others)}: held out other images, and was trained on some of these"

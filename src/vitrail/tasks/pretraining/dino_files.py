@@ -8,6 +8,8 @@ from vitrail.errors import CheckpointError, ConfigError
 
 HEADS = {"head": "center", "head_dense": "center_grid"}  # and the names of their centres
 SETTINGS_BY_SHAPE = {  # the setting that the number of rows of a tensor of a head depends on
+    "head.value": "prototypes",  # of a centre
+    "head_dense.value": "prototypes",
     "last_layer.weight_g": "prototypes",
     "mlp.0.weight": "head_width",
     "mlp.4.weight": "bottleneck_width",

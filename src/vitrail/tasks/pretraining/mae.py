@@ -64,6 +64,7 @@ class MaskedAutoencoder(Pretraining):
             meaning="the predictions are no better than the mean patch",
             remedy="change `lr`, use a lower `mask_ratio`, or a longer `warmup`",
             windows=20,  # at first no model is better
+            steps=200,
         ),
     )
 

@@ -48,6 +48,7 @@ class SimClr(TwoViewTask):
             above=MAX_RELATIVE_LOSS,
             meaning="the loss is that of equal projections, so the two views of an image are not recognised",
             remedy="lower `lr`, use a longer `warmup`, or a lower `loss_temperature`",
+            steps=50,  # projections of random weights are worse than equal ones
         ),
     )
     no_accumulation_reason = (
