@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Any, ClassVar
 
 import numpy as np
@@ -101,10 +102,14 @@ class Pretraining(ImageTask):
     def measure_features(
         self, source: ImageSource, batch: int, workers: int, device: torch.device, limit: int | None
     ) -> dict[str, float]:
-        """Spread, rank and, with classes, k-NN accuracy of the features of validation images; empty without any."""
-        most = MAX_QUERY_IMAGES if limit is None else min(limit, MAX_QUERY_IMAGES)
+        """Spread, rank and, with classes, k-NN accuracy of the features of validation images; empty without any.
+
+        With a `limit`, the same share of all images is used, so that its time tells that of a complete evaluation.
+        """
         if not source.data.val:
             return {}
+        share = 1.0 if limit is None else min(limit / len(source.data.val), 1.0)
+        most = ceil(share * min(MAX_QUERY_IMAGES, len(source.data.val)))
         queries, labels = self.compute_features(source, source.data.val, most, batch, workers, device)
         if not len(queries):  # none can be read
             return {}
@@ -113,7 +118,7 @@ class Pretraining(ImageTask):
             "effective_rank": effective_rank(queries[:MAX_RANK_FEATURES]),
         }
         if source.data.classes:
-            most = MAX_BANK_IMAGES if limit is None else min(limit, MAX_BANK_IMAGES)
+            most = ceil(share * min(MAX_BANK_IMAGES, source.example_count))
             bank, known = self.compute_features(source, source.train_images, most, batch, workers, device)
             if not len(bank):
                 return measured
