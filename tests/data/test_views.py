@@ -173,5 +173,5 @@ def test_bad_views() -> None:
         make_batches(arrays(), MULTI_CROP, transform=str)
     large = {"global": View(CROP, size=224, count=2)}
     for dataset in (arrays(), CachedDataset(arrays()), DatasetSubset(arrays(), [0])):
-        with pytest.raises(ConfigError, match=r"'global' has a `size` of 224×224.*at most 12×12; use 12"):
+        with pytest.raises(ConfigError, match=r"'global' has 224×224.*at most 12×12; use 12"):
             make_batches(dataset, large)

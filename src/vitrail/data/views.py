@@ -66,7 +66,7 @@ def check_views(views: Mapping[str, View], dataset: ImageDataset) -> None:
         rows, columns = pair(view.size)
         if rows > largest[0] or columns > largest[1]:
             raise ConfigError(
-                f"the view {name!r} has a `size` of {rows}×{columns} pixels, but the images in memory have at most "
+                f"the view {name!r} has {rows}×{columns} pixels, but the images in memory have at most "
                 f"{largest[0]}×{largest[1]}; use {min(largest)} or less, or larger images"
             )
 

@@ -4,6 +4,7 @@ The defaults are those of the papers. Importing this never imports torch.
 """
 
 from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Literal
 
 from vitrail.data.augment.config import field_with_help
@@ -13,12 +14,21 @@ from vitrail.recipes.schedule import Schedule
 
 TEACHER_MOMENTUM = Schedule(start=0.996, end=1.0)
 CONSTANT_TEACHER_TEMPERATURE = Schedule(start=0.04)
+MIN_TEMPERATURE = 1e-3  # lower ones overflow
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedSettings:
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def check_schedule(self, name: str, smallest: float, largest: float) -> None:
+        """Raise an error if a schedule starts or ends at a value outside these limits."""
+        found: Schedule = getattr(self, name)
+        for value in (found.start, found.end, found.warmup_start if found.warmup else None):
+            if value is not None and not smallest <= value <= largest:
+                limits = f"{smallest:g} to {largest:g}" if isfinite(largest) else f"at least {smallest:g}"
+                raise ConfigError(f"`{name}` is {value:g}; expected {limits}", fields=(name,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +122,10 @@ class ByolSettings(TwoViewSettings):
         TEACHER_MOMENTUM, "Momentum of the teacher, the moving average of the model."
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_schedule("teacher_momentum", 0, 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DinoSettings(ViewSettings):
@@ -141,6 +155,13 @@ class DinoSettings(ViewSettings):
     centre_momentum: float = field_with_help(0.9, "Momentum of the centre; 1 disables centring.", SHARE)
     frozen_epochs: float = field_with_help(1.0, "First epochs in which the last layer is frozen.", MAY_BE_ZERO)
     clip_each: float = field_with_help(3.0, "Clip the gradient of each weight tensor; 0 disables it.", MAY_BE_ZERO)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_schedule("teacher_temperature", MIN_TEMPERATURE, inf)
+        self.check_schedule("teacher_momentum", 0, 1)
+        if self.prototypes < 2:
+            raise ConfigError(f"`prototypes` is {self.prototypes}; expected at least 2", fields=("prototypes",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ def check_view_size(model: Any, name: str, size: int | None) -> None:
         raise ConfigError(
             f"`{name}` is {size}, but this {kind} takes only images of {own[0]}×{own[1]} pixels; use a dynamic model: "
             f"`fields` dynamic=true, or views of its size",
-            fields=(name,),
+            fields=(name, "fields"),
         )
     multiple = model.sizes.multiple
     least = max(*multiple, *model.sizes.minimum)
