@@ -13,6 +13,7 @@ from vitrail.recipes.schedule import Schedule
 
 TEACHER_MOMENTUM = Schedule(start=0.996, end=1.0)
 CONSTANT_TEACHER_TEMPERATURE = Schedule(start=0.04)
+MIN_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +26,16 @@ class CheckedSettings:
 
 
 def check_schedule(name: str, schedule: Schedule) -> None:
-    """Raise an error if a momentum leaves 0 to 1, or if a temperature is ever 0 or less."""
+    """Raise an error if a momentum leaves 0 to 1, or if a temperature is ever so low that the softmax overflows."""
     values = [schedule.start, *([schedule.end] if schedule.end is not None else [])]
     values += [schedule.warmup_start] if schedule.warmup else []
     for value in values:
         if name.endswith("_momentum") and not 0 <= value <= 1:
             raise ConfigError(f"`{name}` has the value {value:g}; expected values from 0 to 1")
-        if name.endswith("_temperature") and value <= 0:
-            raise ConfigError(f"`{name}` has the value {value:g}; expected more than 0, also at the start of a warm-up")
+        if name.endswith("_temperature") and value < MIN_TEMPERATURE:
+            raise ConfigError(
+                f"`{name}` has the value {value:g}; expected at least {MIN_TEMPERATURE:g}, also at the start of a warm-up"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

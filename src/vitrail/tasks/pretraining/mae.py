@@ -47,6 +47,7 @@ from vitrail.tasks.pretraining.pretraining import (
 from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
 from vitrail.tasks.pretraining.reconstruction import Reconstruction, make_reconstruction, make_reconstruction_figure
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
+from vitrail.text import format_count
 
 RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean patch")
 AUTHORS_HEAD_WIDTH = 32  # of the decoder
@@ -150,7 +151,7 @@ class MaskedAutoencoder(Pretraining):
                     "size, channels and width as in the file, or a file without a decoder"
                 )
         self.decoder.load_state_dict({name: tensor.float() for name, tensor in found.items()})
-        return f"the decoder, {depth} blocks of width {width} with {heads} heads"
+        return f"the decoder, {format_count(depth, 'block')} of width {width} with {format_count(heads, 'head')}"
 
     def list_compiled_modules(self) -> list[nn.Module]:
         return [*self.backbone.blocks, *self.decoder.decoder_blocks]  # the backbone itself is not called
