@@ -19,6 +19,7 @@ from support.toy_exports import (
     softmax_rows,
 )
 
+import vitrail
 from vitrail.errors import ConfigError
 from vitrail.export.description import ONNX_FILE
 from vitrail.export.export_module import ExportModule
@@ -41,6 +42,19 @@ def test_onnx_checker_accepts_the_file(exported: ExportFinder, name: str) -> Non
     theirs = domains(file) - {"", "ai.onnx"}
     assert theirs <= {"com.microsoft"}
     onnx.checker.check_model(str(file), full_check=not theirs)
+
+
+def test_output_has_a_name_of_its_own(tmp_path: Path) -> None:
+    """RMS norms of Image GPT have a mean, and so has its preprocessing."""
+    torch.manual_seed(0)
+    fields = {"image_size": 4, "colours": 9, "width": 8, "depth": 1, "heads": 2, "classes": 0}
+    model: Any = vitrail.create("igpt_cpu", **fields).eval()
+    torch.nn.init.normal_(model.palette)
+    preprocessing = vitrail.Preprocessing(image_size=4)
+    write_onnx(model, tmp_path / "igpt.onnx", preprocessing, "mean")
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
+    expected = ExportModule(model, preprocessing, "mean", fused=False)(torch.from_numpy(pixels)).detach()
+    np.testing.assert_allclose(run(tmp_path / "igpt.onnx", pixels), expected, atol=1e-5)
 
 
 def test_portable_export_has_only_standard_operators(exported: ExportFinder) -> None:

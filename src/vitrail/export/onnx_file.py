@@ -52,6 +52,10 @@ def write_onnx(
             output_names=[output],
             verbose=False,
         )
+    graph = converted.model.graph
+    for value in [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]:
+        if value.name == output and value not in graph.outputs:  # named by torch, for its buffer or operator
+            value.name = f"{'buffer' if value.is_initializer() else 'inner'}_{output}"
     weights = sum(each.numel() * each.element_size() for each in shipped.state_dict().values())
     converted.save(path, external_data=weights > MAX_INLINE_WEIGHT_BYTES)
 
