@@ -14,7 +14,7 @@ from vitrail.recipes.schedule import Schedule
     [
         (ByolSettings, {"teacher_momentum": Schedule(start=2)}, "`teacher_momentum` has the value 2; .* 0 to 1"),
         (ByolSettings, {"teacher_momentum": Schedule(start=0.9, end=-1)}, "the value -1"),
-        (DinoSettings, {"teacher_temperature": Schedule(start=0)}, "`teacher_temperature` has the value 0; .* than 0"),
+        (DinoSettings, {"teacher_temperature": Schedule(start=0)}, "temperature` has the value 0; .* at least 0.001"),
         (DinoSettings, {"teacher_temperature": Schedule(start=0.07, warmup=3)}, "start of a warm-up"),
         (DinoSettings, {"prototypes": 1}, "`prototypes` is 1; expected 2 or more"),
     ],

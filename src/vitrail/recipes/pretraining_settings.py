@@ -34,7 +34,8 @@ def check_schedule(name: str, schedule: Schedule) -> None:
             raise ConfigError(f"`{name}` has the value {value:g}; expected values from 0 to 1")
         if name.endswith("_temperature") and value < MIN_TEMPERATURE:
             raise ConfigError(
-                f"`{name}` has the value {value:g}; expected at least {MIN_TEMPERATURE:g}, also at the start of a warm-up"
+                f"`{name}` has the value {value:g}; expected at least {MIN_TEMPERATURE:g}, also at the start of a "
+                "warm-up"
             )
 
 
