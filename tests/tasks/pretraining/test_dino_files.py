@@ -123,6 +123,7 @@ def test_a_run_continues_with_its_heads_teacher_and_centre() -> None:
     assert all(torch.equal(new.state_dict()[name], tensor) for name, tensor in state.items())
     assert all(word in said for word in ("teacher", "head", "centre"))
     assert "new" not in said
-    other = Dino(make_backbone(), DinoSettings(**{**SMALL_HEAD, "prototypes": 7}, local_crops=0))
+    settings: Any = {**SMALL_HEAD, "prototypes": 7, "local_crops": 0}
+    other = Dino(make_backbone(), DinoSettings(**settings))
     with pytest.raises(VitrailError, match="`prototypes` is 7, but the head in the file has 16"):
         other.load_parts(state)

@@ -26,7 +26,7 @@ NOISE = {"stochastic_depth": 0.3}
 @pytest.fixture(autouse=True)
 def skip_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take two thirds of the time of a toy run."""
-    monkeypatch.setattr("vitrail.train.fit.plot_training_curves", lambda *_: None)
+    monkeypatch.setattr("vitrail.train.fit.plot_training_curves", lambda *_: None)  # pyright: ignore[reportUnknownLambdaType]
 
 
 def change_loop(recipe: Recipe, **settings: Any) -> Recipe:
