@@ -98,23 +98,30 @@ def make_supervised_step(batch: int, preset: str, fields: Mapping[str, Any]) -> 
     return make_step(model, lambda: F.cross_entropy(model(images), labels))
 
 
-def make_mae_steps(batch: int, settings: MaeSettings, preset: str, fields: Mapping[str, Any]) -> Mapping[str, Step]:
-    model: Any = vitrail.create(preset, **{**fields, "classes": 0})
-    config = model.config
-    peer: Any = {
+def describe_encoder(config: Any) -> dict[str, Any]:
+    """The config of an encoder in transformers' names."""
+    return {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "intermediate_size": 4 * config.width,
         "image_size": config.image_size[0],
         "patch_size": config.patch_size[0],
+        "attn_implementation": "sdpa",
+    }
+
+
+def make_mae_steps(batch: int, settings: MaeSettings, preset: str, fields: Mapping[str, Any]) -> Mapping[str, Step]:
+    model: Any = vitrail.create(preset, **{**fields, "classes": 0})
+    config = model.config
+    peer: Any = {
+        **describe_encoder(config),
         "mask_ratio": settings.mask_ratio,
         "norm_pix_loss": settings.normalize_pixels,
         "decoder_hidden_size": settings.decoder_width,
         "decoder_num_hidden_layers": settings.decoder_depth,
         "decoder_num_attention_heads": settings.decoder_heads,
         "decoder_intermediate_size": 4 * settings.decoder_width,
-        "attn_implementation": "sdpa",
     }
     theirs = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**peer))
     images = torch.randn(batch, 3, *config.image_size)
@@ -137,14 +144,8 @@ def make_simmim_steps(
     model: Any = vitrail.create(preset, **{**fields, "classes": 0})
     config = model.config
     peer: Any = {
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "intermediate_size": 4 * config.width,
-        "image_size": config.image_size[0],
-        "patch_size": config.patch_size[0],
+        **describe_encoder(config),
         "encoder_stride": config.patch_size[0],
-        "attn_implementation": "sdpa",
     }
     theirs = transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**peer))
     images, keys = torch.randn(batch, 3, *config.image_size), make_view_keys(0, 0, np.arange(batch), 0)

@@ -24,7 +24,7 @@ from vitrail.models.checks import pair
 NAME = "imagegpt"
 PALETTE, PALETTE_KEY = "palette", "clusters"
 BIAS = re.compile(r"transformer\.h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.bias")
-MASK_PATTERN = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)"  # buffers in files of old versions
+MASK_PATTERN = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)"  # buffers that older versions of transformers save
 REQUIRED = {  # values of config.json, which are also the defaults of transformers
     "activation_function": "quick_gelu",
     "layer_norm_epsilon": 1e-5,
