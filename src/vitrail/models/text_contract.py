@@ -30,7 +30,7 @@ class DecodingState(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TextAttention:
-    """Attention probabilities of one pass, each row of which sums to 1; None for a kind that the model does not have."""
+    """Attention probabilities of one pass, whose rows sum to 1; None for a kind that the model does not have."""
 
     encoder: Tensor | None = None  # (B, L, H, N, N)
     decoder: Tensor | None = None  # (B, L, H, M, M)
