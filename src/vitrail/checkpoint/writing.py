@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import get_built_in_family, has_layout
+from vitrail.checkpoint.family_sources import choose_source, get_built_in_family, has_layout
 from vitrail.checkpoint.layout import OWN_LAYOUT, Layout, get_layout, list_layouts
 from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
@@ -83,7 +83,8 @@ def write(
     with torch.device("meta"):
         check_tensors_fit_model(family.build(config), tensors, "the model")
     tensors_and_parts = tensors if parts is None else {**tensors, **collect_parts(layout, parts)}
-    assumed = layout.write({name: each.cpu() for name, each in tensors_and_parts.items()}, description, Path(path))
+    stored = description if to == OWN_LAYOUT else leave_out_pool_of_headless_model(description, to)
+    assumed = layout.write({name: each.cpu() for name, each in tensors_and_parts.items()}, stored, Path(path))
     warn_of_unstored_fields(to, Path(path), description)
     for name, theirs in assumed.items():
         ours = {**family.checkpoint.implied, **asdict(config)}.get(name, theirs)
@@ -94,6 +95,20 @@ def write(
                 f"{difference:.1e} (standard deviation of outputs: {deviation:.1e}) on random images",
                 stacklevel=2,
             )
+
+
+def leave_out_pool_of_headless_model(description: Description, to: str) -> Description:
+    """The description with pool='class', for a layout without a mean; its readers return the same tokens."""
+    config = description.config
+    headless = not config.get("classes") and config.get("class_token") and config.get("pool") == "mean"
+    if not headless or "mean" in choose_source(to, description)[1].supported.get("pool", ("mean",)):
+        return description
+    warnings.warn(
+        f"{to} cannot store pool='mean': its readers return the same tokens, but pool the class token; take the mean "
+        "of the patch tokens",
+        stacklevel=3,
+    )
+    return replace(description, config={**config, "pool": "class"})
 
 
 def collect_parts(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

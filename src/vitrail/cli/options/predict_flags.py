@@ -81,7 +81,14 @@ class PredictFlags:
     fields: ConfigFields = None
     preprocessing: PreprocessingFields = None
 
-    def run_job(self, command: str, model: str, images: Sequence[str], output: "OutputKind", **settings: Any) -> None:
+    def run_job(
+        self,
+        command: str,
+        model: str,
+        images: Sequence[str],
+        output: "OutputKind | Literal['features']",
+        **settings: Any,
+    ) -> None:
         """Check the options, run the job and print what it did."""
         check_arguments(command, model, images)
         for name, value in (("max_pixels", self.max_pixels), ("max_bytes", self.max_bytes)):
