@@ -45,7 +45,9 @@ def read_unpacked(path: Path) -> bytes:
         max_bytes = min(MAX_UNPACK_RATIO * len(packed) + UNPACK_ALLOWANCE, MAX_FILE_BYTES)
         data = gzip.GzipFile(fileobj=BytesIO(packed)).read(max_bytes + 1)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {describe_error(error)}; expected a text file, plain or gzip") from None
+        raise DataError(
+            f"{path} cannot be read: {describe_error(error)}; expected a text file, plain or gzip"
+        ) from None
     if len(data) > max_bytes:
         raise DataError(f"{path} of {len(packed):,} bytes would unpack to more than {max_bytes:,}; expected sentences")
     return data

@@ -61,7 +61,9 @@ class TextTokenizer:
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True
         ids = tokenizer.get_vocab()
-        found = {role: next((ids[name] for name in names if name in ids), None) for role, names in SPECIAL_NAMES.items()}
+        found = {
+            role: next((ids[name] for name in names if name in ids), None) for role, names in SPECIAL_NAMES.items()
+        }
         for role, names in SPECIAL_NAMES.items():
             if found[role] is None:
                 raise CheckpointError(f"{where} has no token for `{role}`; expected {' or '.join(names)}")
@@ -83,13 +85,13 @@ class TextTokenizer:
         if not any(text.strip() for text in listed):
             raise DataError("there is no text to train a tokenizer on; expected at least one sentence")
         check_unicode(listed)
-        with_errors = TRAINERS[kind](listed, vocabulary)
-        if (size := with_errors.get_vocab_size()) > vocabulary:
+        trained = TRAINERS[kind](listed, vocabulary)
+        if (size := trained.get_vocab_size()) > vocabulary:
             raise ConfigError(
                 f"`vocabulary` is {vocabulary}, but the different characters of the texts alone are {size} tokens; "
                 f"expected more than {size}"
             )
-        return cls(with_errors)
+        return cls(trained)
 
     @classmethod
     def train_bpe(cls, texts: Iterable[str], vocabulary: int) -> "TextTokenizer":
@@ -166,13 +168,17 @@ class TextTokenizer:
         starts = [start for start, _ in encoding.offsets]
         ends = [*starts[1:], len(text)]  # an accent of its own belongs to the letter before it
         pieces = list[Piece]()
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        for token, start, end in zip(encoding.ids, starts, ends, strict=True):
             part = text[start:end]
-            first = start + len(part) - len(part.lstrip(f" \t\r\n{SPACE_MARK}"))
-            token, shown = encoding.ids[number], self.show_token(encoding.ids[number])
             last = start + len(part.rstrip())
-            known = shown if token != self.unknown else text[first:last]
-            pieces.append(Piece(known, token, min(first, max(last, start)), max(last, first), self.starts_word(token)))
+            first = min(start + len(part) - len(part.lstrip()), last)
+            if first == last:  # a piece that is a space only
+                first, last = start, end
+            if token == self.unknown:
+                begins = not first or text[first - 1].isspace()
+                pieces.append(Piece(text[first:last], token, first, last, begins))
+            else:
+                pieces.append(Piece(self.show_token(token), token, first, last, self.starts_word(token)))
         return pieces
 
     def show_token(self, token: int) -> str:

@@ -60,7 +60,9 @@ def assemble_bert_tokenizer(vocabulary: dict[str, int], *, lower: bool) -> "Toke
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(CONTINUATION, cleanup=True)
-    tokenizer.add_special_tokens([name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocabulary])
+    tokenizer.add_special_tokens(
+        [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocabulary]
+    )
     return tokenizer
 
 
