@@ -69,7 +69,7 @@ def open_pairs(
 
     >>> pairs = open_pairs("tatoeba", "en-de")
     >>> pairs.languages, len(pairs.train), len(pairs.val)
-    (('en', 'de'), 14605, 1000)
+    (('en', 'de'), 14581, 1000)
     """
     if isinstance(data, PairSplits):
         return data
