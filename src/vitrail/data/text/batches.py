@@ -95,6 +95,7 @@ class PairBatches:
     seed: int = 0
     steps_per_epoch: int = field(init=False)
     weights: Indices = field(init=False)  # × max_sentences, to compute with integers
+    plans: dict[int, list[Indices]] = field(init=False, repr=False, default_factory=dict[int, list[Indices]])
 
     def __post_init__(self) -> None:
         counts = self.pairs.token_counts
@@ -104,7 +105,7 @@ class PairBatches:
             raise ConfigError(f"`batch` is {self.max_sentences}; expected at least 1 sentence")
         if self.batch_tokens < counts.max():
             raise ConfigError(
-                f"`batch_tokens` is {self.batch_tokens}; expected at least the {counts.max()} tokens of the longest pair"
+                f"`batch_tokens` is {self.batch_tokens}; expected at least {counts.max()}, as the longest pair has"
             )
         weights = np.maximum(counts * self.max_sentences, self.batch_tokens)
         steps = ceil(int(weights.sum()) / (self.batch_tokens * self.max_sentences))
@@ -118,12 +119,11 @@ class PairBatches:
 
     def plan_epoch(self, epoch: int) -> list[Indices]:
         """The pairs of every batch of an epoch; the last two epochs are remembered."""
-        plans: dict[int, list[Indices]] = self.__dict__.setdefault("plans", {})
-        if epoch not in plans:
-            while len(plans) > 1:
-                plans.pop(min(plans))
-            plans[epoch] = self.make_plan(epoch)
-        return plans[epoch]
+        if epoch not in self.plans:
+            while len(self.plans) > 1:
+                self.plans.pop(min(self.plans))
+            self.plans[epoch] = self.make_plan(epoch)
+        return self.plans[epoch]
 
     def make_plan(self, epoch: int) -> list[Indices]:
         sources, targets = self.pairs.sources.lengths + 1, self.pairs.targets.lengths + 1

@@ -1,12 +1,11 @@
 """Find the files of sentence pairs: train.de and train.en, or train.tsv with two columns, also as .gz."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitrail.data.text.text_files import read_sentences
+from vitrail.data.text.text_files import read_sentences, read_text_lines
 from vitrail.errors import ConfigError, DataError, describe_error
 from vitrail.text import abbreviate_list, format_count
 
@@ -15,7 +14,6 @@ LANGUAGE = re.compile(r"[a-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})?")  # de, deu, pt_BR,
 NOT_LANGUAGES = ("bz2", "cfg", "csv", "doc", "gz", "md", "pdf", "py", "sh", "tar", "tsv", "txt", "xml", "xz", "zip")
 COLUMNS_IN_NAME = re.compile(r"(?:.*[._])?([a-z]{2,3})-([a-z]{2,3})")  # deu-eng.tsv, train.de-en.tsv
 UNNAMED_COLUMNS = ("source", "target")
-MAX_FILES = 10_000  # in a folder
 EXPECTED_PAIRS = (
     "expected 'tatoeba', 'reversal', a folder with train.de and train.en (any two languages) or with train.tsv, their "
     "common beginning, or a .tsv file"
@@ -36,6 +34,14 @@ class PartFiles:
             return tuple(sorted(self.by_language))
         named = COLUMNS_IN_NAME.fullmatch(strip_suffixes(self.table.name))
         return (named[1], named[2]) if named else ()
+
+    def describe(self) -> str:
+        """The files, for messages."""
+        return abbreviate_list([str(path) for path in ([self.table] if self.table else self.by_language.values())])
+
+    def find_missing(self, languages: tuple[str, str]) -> str | None:
+        """The first of two languages that the part does not have; the columns of a table may have no names."""
+        return next((each for each in languages if self.languages and each not in self.languages), None)
 
     def read(self, languages: tuple[str, str]) -> tuple[list[str], list[str], list[str]]:
         """Sentences of both languages, line by line, and notes; pairs with an empty line are left out."""
@@ -59,9 +65,9 @@ class PartFiles:
 
 def read_table(path: Path) -> tuple[list[str], list[str], list[str]]:
     """The first two columns of a tab-separated file, and notes."""
-    rows = [line.split("\t") for line in read_sentences(path)]
+    rows = [line.split("\t") for line in read_text_lines(path)]
     for number, row in enumerate(rows, 1):
-        if len(row) < 2 and row[0]:
+        if len(row) < 2 and row[0].strip():
             raise DataError(
                 f"line {number} of {path} has one column; expected two, a sentence and its translation, with a tab "
                 "between them"
@@ -89,8 +95,7 @@ def find_pair_files(path: Path) -> list[PartFiles]:
 def list_parts(folder: Path) -> list[PartFiles]:
     """All parts in a folder by the names of their files, sorted; a plain file comes before its .gz."""
     try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry, _ in zip(entries, range(MAX_FILES), strict=False))
+        names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {describe_error(error)}; {EXPECTED_PAIRS}") from None
     found, tables = dict[str, dict[str, Path]](), dict[str, Path]()
@@ -108,35 +113,41 @@ def list_parts(folder: Path) -> list[PartFiles]:
     ]
 
 
-def choose_parts(parts: list[PartFiles], where: Path) -> tuple[PartFiles, PartFiles | None, list[PartFiles]]:
+@dataclass(frozen=True, kw_only=True)
+class ChosenParts:
+    """What the parts of a folder are used for."""
+
+    train: PartFiles
+    val: PartFiles | None
+    tests: tuple[PartFiles, ...]
+    notes: tuple[str, ...] = ()
+
+
+def choose_parts(parts: list[PartFiles], where: Path) -> ChosenParts:
     """The training, validation and test parts among the files of a folder.
 
     Without a part called `train`, the only one that is complete and neither validation nor test is used.
     """
-    by_kind: dict[str, list[PartFiles]] = {
-        kind: [part for part in parts if is_part_of_kind(part.name, kind)] for kind in PART_NAMES
-    }
-    known = [part.name for each in by_kind.values() for part in each]
-    others = [part for part in parts if part.name not in known and (part.table or len(part.by_language) > 1)]
-    train = choose_one(by_kind["train"] or others, "training", where)
+    trains, vals, tests = (
+        [part for part in parts if re.fullmatch(rf"({'|'.join(names)})([._-].*)?", part.name, re.IGNORECASE)]
+        for names in PART_NAMES.values()
+    )
+    others = [part for part in parts if part not in (*trains, *vals, *tests)]
+    others = [part for part in others if part.table or len(part.by_language) > 1]
+    train, val = choose_one(trains or others, "training", where), choose_one(vals, "validation", where)
     if train is None:
         raise DataError(f"{where} has no training pairs; {EXPECTED_PAIRS}")
-    return train, choose_one(by_kind["val"], "validation", where), by_kind["test"]
-
-
-def is_part_of_kind(name: str, kind: str) -> bool:
-    """Whether a part is called train, train.clean or train_1, by the words of its kind."""
-    return re.fullmatch(rf"({'|'.join(PART_NAMES[kind])})([._-].*)?", name, re.IGNORECASE) is not None
+    notes = tuple(f"{part.name} is not used" for part in (*trains, *vals) if part not in (train, val))
+    return ChosenParts(train=train, val=val, tests=tuple(tests), notes=notes)
 
 
 def choose_one(parts: list[PartFiles], what: str, where: Path) -> PartFiles | None:
-    """The only part, or the one whose name is a plain word of its kind."""
-    plain = [part for part in parts if part.name.isalpha()]
-    chosen = parts if len(parts) < 2 else plain
+    """The only part, or the only one that is called by a plain word of its kind, such as train."""
+    plain = [part for part in parts if part.name.lower() in sum(PART_NAMES.values(), ())]
     if len(parts) > 1 and len(plain) != 1:
         listed = abbreviate_list([part.name for part in parts])
-        raise DataError(f"{where} has several {what} parts ({listed}); expected one, or name the files that you mean")
-    return chosen[0] if chosen else None
+        raise DataError(f"{where} has several {what} parts ({listed}); expected one: give their beginning as `data`")
+    return (plain if len(parts) > 1 else [*parts, None])[0]
 
 
 def choose_languages(pair: str | None, available: tuple[str, ...], where: object) -> tuple[str, str]:

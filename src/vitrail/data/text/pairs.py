@@ -7,6 +7,7 @@ from pathlib import Path
 from vitrail.data.text.pair_files import (
     EXPECTED_PAIRS,
     UNNAMED_COLUMNS,
+    ChosenParts,
     PartFiles,
     choose_languages,
     choose_parts,
@@ -15,8 +16,8 @@ from vitrail.data.text.pair_files import (
 from vitrail.data.text.reversal import REVERSAL_LANGUAGES, make_reversal
 from vitrail.data.text.sentence_split import check_held_out_share, choose_held_out_pairs
 from vitrail.data.text.tatoeba import TATOEBA_LANGUAGES, read_tatoeba
-from vitrail.errors import ConfigError, DataError
-from vitrail.text import abbreviate_list, format_count
+from vitrail.errors import DataError
+from vitrail.text import format_count
 
 BUILT_IN_PAIRS = {"tatoeba": (TATOEBA_LANGUAGES, read_tatoeba), "reversal": (REVERSAL_LANGUAGES, make_reversal)}
 
@@ -67,7 +68,8 @@ def open_pairs(
     source is then the first of them by name, or the first column.
 
     >>> pairs = open_pairs("tatoeba", "en-de")
-    >>> pairs.train.source(0), pairs.train.target(0)
+    >>> pairs.languages, len(pairs.train), len(pairs.val)
+    (('en', 'de'), 14581, 1000)
     """
     if isinstance(data, PairSplits):
         return data
@@ -79,21 +81,20 @@ def open_pairs(
         parts = find_pair_files(where)
     except (OSError, ValueError, RuntimeError):  # a NUL in the name, a circular link, no home folder
         raise DataError(f"{data!s} cannot be opened; {EXPECTED_PAIRS}") from None
-    train_files, val_files, test_files = (parts[0], None, []) if not where.is_dir() else choose_parts(parts, where)
-    languages, notes = name_languages(train_files, pair, where)
-    train = read_part(train_files, languages, notes)
-    if not len(train):
-        raise DataError(f"{where}: {train.name} has no pairs; {EXPECTED_PAIRS}")
-    if val_files is not None:
-        val = read_part(val_files, languages, notes)
+    chosen = choose_parts(parts, where) if where.is_dir() else ChosenParts(train=parts[0], val=None, tests=())
+    languages, notes = name_languages(chosen.train, pair, where)
+    notes += chosen.notes
+    train = read_part(chosen.train, languages, notes)
+    if chosen.val is not None:
+        val = read_part(chosen.val, languages, notes)
     else:
         train, val = hold_out_pairs(train, seed=seed, share=val_share, notes=notes)
     tests = dict[str, SentencePairs]()
-    for part in test_files:
-        if part.table is None and (missing := [each for each in languages if each not in part.by_language]):
-            notes.append(f"{part.name} has no {missing[0]}: not used")
-        elif len(found := read_part(part, languages, notes)):
-            tests[part.name] = found
+    for part in chosen.tests:
+        if missing := part.find_missing(languages):
+            notes.append(f"{part.name} has no {missing}: not used")
+        else:
+            tests[part.name] = read_part(part, languages, notes)
     return PairSplits(
         name=where.resolve().name, languages=languages, train=train, val=val, tests=tests, notes=tuple(notes)
     )
@@ -126,14 +127,11 @@ def name_languages(train: PartFiles, pair: str | None, where: Path) -> tuple[tup
 
 def read_part(part: PartFiles, languages: tuple[str, str], notes: list[str]) -> SentencePairs:
     """Read one part, and add its notes."""
-    if part.table is None and (missing := [each for each in languages if each not in part.by_language]):
-        raise ConfigError(
-            f"{part.name} has no {missing[0]}; expected {part.name}.{missing[0]} next to "
-            f"{abbreviate_list([path.name for path in part.by_language.values()])}"
-        )
-    if part.table is not None and part.languages and set(part.languages) != set(languages):
-        raise ConfigError(f"{part.table} has {' and '.join(part.languages)}; expected {' and '.join(languages)}")
+    if missing := part.find_missing(languages):
+        raise DataError(f"{part.describe()} has no {missing}; expected {' and '.join(languages)}")
     sources, targets, found = part.read(languages)
+    if not sources:
+        raise DataError(f"{part.describe()} has no pairs; expected sentences and their translations")
     notes += found
     return SentencePairs(sources, targets, part.name)
 

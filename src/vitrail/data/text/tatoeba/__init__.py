@@ -1,4 +1,4 @@
-"""The bundled sentence pairs: German–English from Tatoeba, 14,605 for training and 1,000 for validation.
+"""The bundled sentence pairs: German–English from Tatoeba, 14,581 for training and 1,000 for validation.
 
 Pairs of at most six words in each language. A pair for validation shares no sentence with a training pair in either
 language; upper case and punctuation do not count as a difference. Sentences that differ in one word can be in both
