@@ -2,5 +2,5 @@
 
 FAMILIES = (
     *("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "igpt", "resnet", "regnety"),  # read images
-    "transformer",  # reads text
+    *("transformer", "seq2seq"),  # read text
 )
