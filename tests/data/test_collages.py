@@ -50,6 +50,9 @@ def test_collages_are_images_without_classes() -> None:
     assert (len(images), images.classes, label, image.size) == (3, (), -1, (56, 56))
     assert images.name(2) == "collage 2 (val)"
     assert len(CollageImages("train")) == 20_000
+    arrays = images.to_arrays()
+    assert (arrays.classes, arrays.label(0), arrays.images.shape) == ((), -1, (3, 56, 56, 1))
+    assert np.array_equal(arrays.source(2), images.source(2))
 
 
 def test_a_garment_is_in_its_place_and_the_others_are_empty() -> None:

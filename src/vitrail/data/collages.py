@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.array_dataset import NO_LABEL
+from vitrail.data.array_dataset import NO_LABEL, ArrayDataset
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.fashion import FASHION_CLASSES, FASHION_FOLDER, IMAGE_SIDE, read_sheet
 from vitrail.data.rng import COLLAGE_PURPOSE, make_view_keys, uniform_randoms
@@ -120,6 +120,13 @@ class CollageImages:
         for each in garments:
             pixels[each.rows_and_columns][..., 0] = self.garments[WORDS.index(each.word), each.number]
         return pixels
+
+    def to_arrays(self) -> ArrayDataset:
+        """All collages drawn, in memory."""
+        pixels = np.zeros((len(self), COLLAGE_SIDE, COLLAGE_SIDE, 1), np.uint8)
+        for index in range(len(self)):
+            pixels[index] = self.source(index)
+        return ArrayDataset(pixels, None, (), f"collages ({self.part})")
 
     def list_sentences(self) -> list[str]:
         return [self.collage(index).sentence for index in range(len(self))]

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 
 from vitrail.data.text.token_rows import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.checks import check_count
-from vitrail.models.text_contract import TextModel
+from vitrail.models.text_contract import Memory, TextModel
 from vitrail.predict.beam_search import beam_search
 from vitrail.predict.decoding import Hypothesis, Penalty, check_penalty, greedy
 from vitrail.predict.sampling import check_sampling, sample
@@ -64,10 +65,16 @@ class SearchSettings:
         rows, device = TokenRows.join(sources), next(model.parameters()).device
         padded = rows.pad(torch.arange(len(rows)).numpy(), pad=tokenizer.pad, last=tokenizer.end).to(device)
         limits = torch.tensor([self.limit_length(len(each) + 1, model.length_limit) for each in sources])
-        given: dict[str, Any] = {"start": tokenizer.start, "end": tokenizer.end, "length": limits}
-        given |= {"penalty": self.penalty, "alpha": self.alpha}
         with torch.inference_mode():
             memory = model.encode(padded)
+        return self.write(model, tokenizer, memory, limits, numbers)
+
+    def write(
+        self, model: TextModel, tokenizer: TextTokenizer, memory: Memory, limits: Tensor, numbers: Sequence[int]
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses for each row of a memory, best first, of at most `limits` tokens."""
+        given: dict[str, Any] = {"start": tokenizer.start, "end": tokenizer.end, "length": limits}
+        given |= {"penalty": self.penalty, "alpha": self.alpha}
         if self.draws:
             given |= {"temperature": 1.0 if self.temperature is None else self.temperature, "seed": self.seed}
             given |= {"top_k": self.top_k, "top_p": self.top_p, "count": self.n_best, "numbers": numbers}
@@ -161,7 +168,9 @@ class Translator:
             found.append(each)
         return found[0] if isinstance(text, str) else found
 
-    def iterate(self, texts: Sequence[str], search: SearchSettings, first: int = 0) -> Iterator[Translation | DataError]:
+    def iterate(
+        self, texts: Sequence[str], search: SearchSettings, first: int = 0
+    ) -> Iterator[Translation | DataError]:
         """Translate sentences in order, from the sentence `first` on; one that is too long is an error.
 
         Sentences are sorted by length in chunks, which begin at the same places whatever `first` is: a translation
@@ -172,7 +181,9 @@ class Translator:
             found = self.translate_chunk(texts[start : start + size], search, start)
             yield from found[max(first - start, 0) :]
 
-    def translate_chunk(self, texts: Sequence[str], search: SearchSettings, start: int) -> list[Translation | DataError]:
+    def translate_chunk(
+        self, texts: Sequence[str], search: SearchSettings, start: int
+    ) -> list[Translation | DataError]:
         rows = self.tokenizer.encode(texts)
         results: dict[int, Translation | DataError] = {}
         for place, (text, row) in enumerate(zip(texts, rows, strict=True)):

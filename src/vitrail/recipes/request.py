@@ -15,6 +15,7 @@ from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, 
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, Recipe
 
 if TYPE_CHECKING:
+    from vitrail.data.captions import CaptionSplits
     from vitrail.data.text.pairs import PairSplits
 
 TEXT_TASK = "translation"  # whose data are sentence pairs
@@ -61,6 +62,11 @@ class Request:
         from vitrail.data.text.pairs import open_pairs
 
         return open_pairs(self.data, self.pair, seed=self.recipe.loop.seed, val_share=self.val_share)
+
+    def open_captions(self) -> "CaptionSplits":
+        from vitrail.data.captions import open_captions
+
+        return open_captions(self.data, seed=self.recipe.loop.seed, val_share=self.val_share)
 
     def to_json(self) -> dict[str, Any]:
         recorded = asdict(replace(self, recipe=Recipe()))
