@@ -31,6 +31,7 @@ def test_a_sentence_names_the_upper_or_left_garment_first() -> None:
         (1, 2): "above and right of",
     }
     boot, trousers = PlacedGarment("boot", 0, 0), PlacedGarment("trousers", 0, 1)
+    assert Collage((boot,)).sentence == "a boot"
     assert Collage((boot, trousers)).sentence == "a boot left of trousers"
     assert Collage((trousers, PlacedGarment("bag", 0, 2))).sentence == "trousers above and right of a bag"
 
@@ -80,16 +81,26 @@ def test_garments_of_the_parts_are_different() -> None:
 
 
 def test_kinds_places_and_garments_are_about_equally_frequent() -> None:
-    images = CollageImages("train", count=6000)
-    collages = [images.collage(index) for index in range(len(images))]
+    images = CollageImages("train", count=8000)
+    every = [images.collage(index) for index in range(len(images))]
+    single = [each.garments[0].place for each in every if len(each.garments) == 1]
+    assert abs(len(single) - 1000) < 100
+    assert all(abs(single.count(place) - 250) < 50 for place in range(4))
+    collages = [each for each in every if len(each.garments) == 2]
     words = Counter(garment.word for each in collages for garment in each.garments)
     assert set(words) == set(WORDS)
-    assert all(abs(count - 1500) < 150 for count in words.values())
+    assert all(abs(count - 1750) < 175 for count in words.values())
     places = Counter(tuple(garment.place for garment in each.garments) for each in collages)
     assert set(places) == set(PLACE_PAIRS)
-    assert all(abs(count - 1000) < 120 for count in places.values())
+    assert all(abs(count - 1167) < 120 for count in places.values())
     assert all(first.word != second.word for first, second in (each.garments for each in collages))
     assert {garment.number for each in collages for garment in each.garments} == set(range(600))
+
+
+def test_only_training_collages_may_have_one_garment() -> None:
+    for part in ("val", "test"):
+        images = CollageImages(part)
+        assert all(len(images.collage(index).garments) == 2 for index in range(len(images)))
 
 
 def test_removing_a_garment_empties_its_place_only() -> None:

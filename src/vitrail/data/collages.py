@@ -1,9 +1,10 @@
 """Collages of the bundled garments, each with a sentence ("a boot left of a shirt"): what a word means is known.
 
 A collage has 2 × 2 places of 28 × 28 pixels and two garments of different kinds in two of them. The sentence names the
-upper one first, or the left one of a row: "above", "left of", "above and left of" or "above and right of". It is a
-function of seed and index, so that nothing is stored. Pullovers and shirts with buttons are left out: even people
-confuse them with T-shirts and coats.
+upper one first, or the left one of a row: "above", "left of", "above and left of" or "above and right of". One training
+collage in eight has one garment only ("a boot"), so that a garment can be removed from the others without making an
+image of a new kind. A collage is a function of seed and index, so that nothing is stored. Pullovers and shirts with
+buttons are left out: even people confuse them with T-shirts and coats.
 """
 
 import re
@@ -40,6 +41,7 @@ PLACES = 2  # per row and per column
 COLLAGE_SIDE = PLACES * IMAGE_SIDE  # pixels
 PLACE_PAIRS = tuple((first, second) for first in range(PLACES**2) for second in range(first + 1, PLACES**2))
 NOUN_PAIRS = tuple((first, second) for first in range(len(WORDS)) for second in range(len(WORDS)) if first != second)
+SINGLE_SHARES: dict[Part, float] = {"train": 1 / 8, "val": 0.0, "test": 0.0}  # of collages with one garment
 COUNTS: dict[Part, int] = {"train": 20_000, "val": 1_000, "test": 1_000}
 
 
@@ -72,12 +74,14 @@ class PlacedGarment:
 
 @dataclass(frozen=True)
 class Collage:
-    """Two garments, in the order of the sentence."""
+    """One or two garments, in the order of the sentence."""
 
-    garments: tuple[PlacedGarment, PlacedGarment]
+    garments: tuple[PlacedGarment, ...]
 
     @property
     def sentence(self) -> str:
+        if len(self.garments) == 1:
+            return self.garments[0].phrase
         first, second = self.garments
         return f"{first.phrase} {describe_relation(first.place, second.place)} {second.phrase}"
 
@@ -101,10 +105,10 @@ class CollageImages:
         return open_image(self.source(index)), NO_LABEL
 
     def collage(self, index: int) -> Collage:
-        places, nouns, *numbers = self.plans[index].tolist()
+        places, nouns, *numbers, alone = self.plans[index].tolist()
         parts = zip(NOUN_PAIRS[nouns], numbers, PLACE_PAIRS[places], strict=True)
-        first, second = (PlacedGarment(WORDS[noun], number, place) for noun, number, place in parts)
-        return Collage((first, second))
+        garments = tuple(PlacedGarment(WORDS[noun], number, place) for noun, number, place in parts)
+        return Collage(garments if alone < 0 else (garments[alone],))
 
     def source(self, index: int) -> NDArray[np.uint8]:
         """The pixels: uint8 (56, 56, 1)."""
@@ -148,10 +152,15 @@ def read_garments(sheet: str) -> NDArray[np.uint8]:
 
 
 def draw_plans(seed: int, part: Part, count: int, garments: int) -> NDArray[np.int64]:
-    """The pair of places, the pair of nouns and the number of each garment, for every collage: (count, 4)."""
+    """Of every collage: the pair of places, the pair of nouns, the number of each garment, and which of the two is alone
+    in it, 0 or 1, or −1 for both: (count, 5).
+    """
     keys = make_view_keys(seed, tuple(COUNTS).index(part), np.arange(count), 0)
-    choices = len(PLACE_PAIRS), len(NOUN_PAIRS), garments, garments
-    return (uniform_randoms(keys, len(choices), COLLAGE_PURPOSE) * choices).astype(np.int64)
+    choices = len(PLACE_PAIRS), len(NOUN_PAIRS), garments, garments, 2
+    randoms = uniform_randoms(keys, len(choices) + 1, COLLAGE_PURPOSE)
+    plans = (randoms[:, :-1] * choices).astype(np.int64)
+    plans[randoms[:, -1] >= SINGLE_SHARES[part], -1] = -1
+    return plans
 
 
 def describe_relation(first: int, second: int) -> str:
