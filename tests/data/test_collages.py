@@ -14,6 +14,7 @@ from vitrail.data.collages import (
     PlacedGarment,
     describe_relation,
     find_nouns,
+    is_noun_gone,
 )
 from vitrail.data.datasets import ImageDataset
 from vitrail.data.fashion import FASHION_CLASSES, read_fashion
@@ -133,4 +134,7 @@ def test_nouns_are_found_in_a_sentence() -> None:
     assert [sentence[start:end] for start, end in find_nouns(sentence)] == ["trousers", "boot"]
     for sentence in CollageImages("val", count=50).list_sentences():
         assert len([*find_nouns(sentence)]) == 2
+    assert is_noun_gone("a boot left of a bag", "a bag", 0)
+    assert not is_noun_gone("a boot left of a bag", "a bag", 1)
+    assert not is_noun_gone("a boot", "a bag", 1)
     assert not [*find_nouns("two bootlegs on a handbag")]

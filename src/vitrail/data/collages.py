@@ -152,8 +152,8 @@ def read_garments(sheet: str) -> NDArray[np.uint8]:
 
 
 def draw_plans(seed: int, part: Part, count: int, garments: int) -> NDArray[np.int64]:
-    """Of every collage: the pair of places, the pair of nouns, the number of each garment, and which of the two is alone
-    in it, 0 or 1, or −1 for both: (count, 5).
+    """Of every collage: the pair of places, the pair of nouns, the number of each garment, and the one that is alone,
+    0 or 1, or −1 if both are there: (count, 5).
     """
     keys = make_view_keys(seed, tuple(COUNTS).index(part), np.arange(count), 0)
     choices = len(PLACE_PAIRS), len(NOUN_PAIRS), garments, garments, 2
@@ -175,3 +175,9 @@ def describe_relation(first: int, second: int) -> str:
 def find_nouns(sentence: str) -> Iterator[tuple[int, int]]:
     """Start and end of each noun of a sentence, in characters."""
     return (match.span() for match in NOUN_PATTERN.finditer(sentence))
+
+
+def is_noun_gone(sentence: str, other: str, place: int) -> bool:
+    """Whether the first (0) or second (1) noun of a sentence exists, and is not in the other sentence."""
+    nouns, others = NOUN_PATTERN.findall(sentence), NOUN_PATTERN.findall(other)
+    return place < len(nouns) and nouns[place] not in others

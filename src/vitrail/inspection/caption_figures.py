@@ -1,10 +1,11 @@
 """Describe images and draw the attention of each word over them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ from vitrail.data.preprocessing import compute_visible_box
 from vitrail.errors import DataError
 from vitrail.figures import CaptionedFigure, list_figure_paths, new_figure, reserve_unique_name, sanitize_label
 from vitrail.files import make_writable_folder, refuse_existing_outputs
+from vitrail.inspection.explain_together import ExplainResult
 from vitrail.inspection.explanation import figure_name
 from vitrail.inspection.overlay import PixelBox, draw_overlay, shrink_photo_and_box
 from vitrail.inspection.word_patches import WordAttention, attend_words, find_patch_grid
 from vitrail.predict.captioner import Caption, Captioner, write_captions
+from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_error
 from vitrail.predict.translator import SearchSettings
 
 METHOD = "words"  # in the names of the files
@@ -129,4 +132,66 @@ def describe_files(
                 replace(found.figure, name=figure).save(out, suffixes, arrays=arrays) if found.attention.words else []
             )
             yield replace(found, written=tuple(written))
+        progress(1)
+
+
+def describe_arguments(
+    captioner: Captioner,
+    arguments: Sequence[str],
+    search: SearchSettings,
+    out: Path | None = None,
+    *,
+    layer: int | None = None,
+    stdin: BinaryIO | None = None,
+    suffixes: Sequence[str] = (".png",),
+    arrays: bool = False,
+    overwrite: bool = False,
+    on_described: Callable[[Caption | DescribedImage], object],
+    on_error: Callable[[DataError], object],
+    progress: Callable[[int], AbstractContextManager[Callable[[int], object]]],
+) -> ExplainResult:
+    """Describe the images that arguments name: files, folders, patterns, `-` for `stdin`; with `out` also figures.
+
+    What cannot be read is passed to `on_error` and skipped, and is an error in the result; if it is the only image, it
+    is an error at once.
+    """
+    found, problems = collect_images(arguments, stdin)
+    found = [replace(each, name="stdin") if each.name == STDIN else each for each in found]
+    failed, report = list[DataError](), list[dict[str, Any]]()
+
+    def skip(error: DataError) -> None:
+        if len(found) == 1 and not problems:
+            raise error
+        failed.append(error)
+        on_error(error)
+
+    for problem in problems:
+        on_error(DataError(problem))
+    with progress(len(found) if len(found) > 1 else 0) as advance:
+        if out is None:
+            described = describe_without_figures(captioner, found, search, skip, advance)
+        else:
+            writing: dict[str, Any] = {"suffixes": suffixes, "arrays": arrays, "overwrite": overwrite}
+            described = describe_files(
+                captioner, found, search, out, layer=layer, on_error=skip, progress=advance, **writing
+            )
+        for each in described:
+            report.append(each.to_json())
+            on_described(each)
+    return ExplainResult(report, unreadable_images_error(len(failed), len(found), problems, out if report else None))
+
+
+def describe_without_figures(
+    captioner: Captioner,
+    images: Sequence[ImageItem],
+    search: SearchSettings,
+    on_error: Callable[[DataError], object],
+    progress: Callable[[int], object],
+) -> Iterator[Caption]:
+    """A caption per image; an image that cannot be read is passed to `on_error` and skipped."""
+    for found in captioner.iterate(images, search):
+        if isinstance(found, DataError):
+            on_error(found)
+        else:
+            yield found
         progress(1)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.collages import CollageImages, find_nouns
+from vitrail.data.collages import CollageImages, find_nouns, is_noun_gone
 from vitrail.data.loader import evaluation_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.text.token_rows import TokenRows
@@ -22,6 +22,8 @@ from vitrail.inspection.word_patches import compute_cross_attention, find_patch_
 from vitrail.layers.positions import Grid
 from vitrail.models.caption_model import CaptionModel
 from vitrail.models.text_contract import Memory
+from vitrail.predict.captioner import write_captions
+from vitrail.predict.translator import GREEDY
 
 COLLAGES_AT_ONCE = 50
 
@@ -33,7 +35,7 @@ class NounScores:
     strongest: NDArray[Any]  # share of the nouns whose strongest patch is in their garment (L, H + 1)
     mass: NDArray[Any]  # share of the attention that is in the garment (L, H + 1)
     correct: float  # share of the nouns that are predicted, given the words before
-    changed: float  # share of the nouns that are not, or others, if their garment is removed
+    changed: float  # share of the nouns that are no longer in the caption if their garment is removed
     nouns: int
 
     def choose_layer(self) -> int:
@@ -74,7 +76,8 @@ def score_nouns(
 ) -> NounScores:
     """Score every noun of the sentences of the first `count` collages.
 
-    The words before a noun are those of the right sentence, so that the model has to say it at this place.
+    The attention to a noun is that of the right sentence, so that the model has to say it at this place. Whether a noun
+    changes is seen in the captions that the model writes, of the collage and of the same one without its garment.
     """
     total = len(images) if count is None else min(count, len(images))
     found = list[NounScore]()
@@ -101,7 +104,7 @@ def score_batch(
 ) -> list[NounScore]:
     """The scores of the nouns of some collages: first those of the first one.
 
-    A noun of several pieces has the mean of their maps, and is changed if the prediction of any of them is.
+    A noun of several pieces has the mean of their maps.
     """
     rows, every = (
         TokenRows.join(tokenizer.encode([images.collage(each).sentence for each in chosen])),
@@ -112,20 +115,20 @@ def score_batch(
     pixels = [np.stack([images.source(each) for each in chosen])]
     pixels += [np.stack([images.source_without(each, garment) for each in chosen]) for garment in (0, 1)]
     memories = [encode_pixels(model, each, preprocessing, device) for each in pixels]
-    said, *said_without = (model.decoder.decode(each, target).argmax(-1).cpu().numpy() for each in memories)
+    said = model.decoder.decode(memories[0], target).argmax(-1).cpu().numpy()
+    captions, *without = (write_sentences(model, tokenizer, each) for each in memories)
     grid = find_patch_grid(model, preprocessing, memories[0].tokens.shape[1])
     maps = compute_cross_attention(model, memories[0], target, grid)  # (B, M, L, H, h, w)
     found = list[NounScore]()
     for row, garment, places, inside in list_nouns(tokenizer, images, chosen, grid):
         own = maps[row, places].mean(0)
         own = np.concatenate([own, own.mean(1, keepdims=True)], axis=1)
-        words, words_without = said[row, places], said_without[garment][row, places]
         found.append(
             NounScore(
                 strongest=find_hits(own, inside),
                 mass=sum_inside(own, inside),
-                correct=bool((words == expected[row, places]).all()),
-                changed=bool((words != words_without).any()),
+                correct=bool((said[row, places] == expected[row, places]).all()),
+                changed=is_noun_gone(captions[row], without[garment][row], garment),
             )
         )
     return found
@@ -137,6 +140,11 @@ def encode_pixels(
     """The tokens of images (B, rows, columns, C)."""
     batch = next(iter(evaluation_batches(ArrayDataset(pixels, None, ()), preprocessing, batch=len(pixels))))
     return model.encode(normalise(batch["images"].to(device), preprocessing))
+
+
+def write_sentences(model: CaptionModel, tokenizer: TextTokenizer, memory: Memory) -> list[str]:
+    """The caption of each row, by greedy search."""
+    return [tokenizer.decode(best.tokens) for best, *_ in write_captions(model.decoder, tokenizer, memory, GREEDY)]
 
 
 def list_nouns(

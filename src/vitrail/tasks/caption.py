@@ -28,6 +28,7 @@ from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.translation_scores import compute_perplexity, is_sacrebleu_installed, measure_token_loss
 from vitrail.models.caption_model import CaptionModel, check_parts_fit
 from vitrail.models.catalog import find_preset
+from vitrail.models.checks import pair
 from vitrail.models.contract import ImageModel
 from vitrail.models.text_contract import Memory, TextModel
 from vitrail.predict.captioner import write_captions
@@ -81,6 +82,8 @@ class CaptionTask(Task):
         self.preprocessing: Preprocessing | None = None  # known after `setup`
         if self.settings.freeze_encoder:
             self.backbone.requires_grad_(False)
+        else:
+            freeze_unused_weights(self.backbone)
 
     @property
     def pad(self) -> int:
@@ -202,6 +205,17 @@ class CaptionTask(Task):
         """Write `encoder/` and `decoder/`, each a normal model folder."""
         assert isinstance(model, CaptionModel)
         write_caption_model(model, folder, **options)
+
+
+def freeze_unused_weights(encoder: ImageModel) -> None:
+    """Freeze what the tokens do not depend on, such as the pooling: several processes would wait for its gradients."""
+    device, (rows, columns) = next(encoder.parameters()).device, pair(encoder.config.image_size)
+    trained = [weight for weight in encoder.parameters() if weight.requires_grad]
+    with temporary_eval_mode(encoder), torch.enable_grad():
+        tokens = encoder.tokens(torch.zeros(1, encoder.config.channels, rows, columns, device=device))
+        gradients = torch.autograd.grad(tokens.sum(), trained, allow_unused=True)
+    for weight, gradient in zip(trained, gradients, strict=True):
+        weight.requires_grad_(gradient is not None)
 
 
 def as_caption_source(source: Source, task: Task) -> CaptionSource:
