@@ -74,6 +74,6 @@ def attend_words(
     starts = [place for place, token in enumerate(ids) if not place or tokenizer.starts_word(token)]
     words = [range(start, end) for start, end in pairwise([*starts, len(ids)])]
     return WordAttention(
-        tuple("".join(tokenizer.show_token(ids[place]) for place in word) for word in words),
+        tuple(tokenizer.decode(ids[word.start : word.stop]).strip() for word in words),
         np.stack([maps[word.start : word.stop].mean(0) for word in words]) if words else maps[:0],
     )
