@@ -54,6 +54,15 @@ def find_caption_files(where: Path) -> CaptionFiles:
     raise DataError(f"{where} has no captions; {EXPECTED_CAPTIONS}")
 
 
+def has_caption_table(data: str) -> bool:
+    """Whether a folder has captions by the names of its files; train.tsv may as well have sentence pairs."""
+    try:
+        root = Path(data).expanduser()
+        return root.is_dir() and any((folder / name).is_file() for folder in list_folders(root) for name in TABLE_NAMES)
+    except (OSError, ValueError, RuntimeError, DataError):
+        return False
+
+
 def list_folders(root: Path) -> list[Path]:
     """The folder and those in it."""
     return [root, *(Path(path) for _, path, is_folder in list_entries(root) if is_folder)]
