@@ -21,7 +21,7 @@ from vitrail.models.contract import ImageModel
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
-    *("stage_dropout", "answer", "feature_layer"),
+    *("stage_dropout", "answer", "feature_layer", "mlp_dropout"),
 )
 
 
@@ -45,7 +45,12 @@ def adapt_weights(
     policy: ResamplingPolicy,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Make the tensors of the target from those of the source: unchanged, resized, or zero in a new head."""
+<<<<<<< HEAD
     adapted, heads = dict[str, Tensor](), list_head_prefixes(target)
+=======
+    heads = tuple(f"{module}." for _, module in target.heads) if isinstance(target, ImageModel) else ()
+    adapted = dict[str, Tensor]()
+>>>>>>> models
     matched, resized, initialised = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)
