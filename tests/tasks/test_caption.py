@@ -39,6 +39,7 @@ from vitrail.tasks.caption_source import CaptionSource
 from vitrail.tasks.task import BuildContext, check_task
 from vitrail.text_loading import open_text_model
 from vitrail.train.loop import run_training
+from vitrail.train.optim import create_optimizers
 from vitrail.train.plan import Plan, plan_request
 from vitrail.train.run import resume_run, start_run
 from vitrail.train.run_folder import RunFolder
@@ -265,6 +266,20 @@ def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
             torch.testing.assert_close(one[key], two[key], atol=1e-5, rtol=0, msg=key)
         for mine, its in zip(records, others, strict=True):
             assert mine == pytest.approx(its, abs=1e-4)
+
+
+def test_muon_updates_the_matrices_of_encoder_and_decoder() -> None:
+    task = make_caption_task()
+    settings = OptimizationSettings(optimizer="muon", layer_decay=0.5)
+    adam, muon = create_optimizers(task, settings)
+    names = {id(weight): name for name, weight in task.named_parameters()}
+    moved = {
+        names[id(each)]: (group["parts"], group["scale"]) for group in muon.param_groups for each in group["params"]
+    }
+    assert moved["backbone.blocks.0.attn.qkv.weight"] == (3, 0.5)
+    assert moved["decoder.decoder.layers.1.attn.qkv.weight"] == (3, 1.0)
+    assert moved["decoder.decoder.layers.1.cross.kv.weight"] == (2, 1.0)
+    assert "decoder.target_embed.weight" in {names[id(each)] for group in adam.param_groups for each in group["params"]}
 
 
 def make_request(data: str = "collages", **settings: Any) -> Request:

@@ -45,12 +45,7 @@ def adapt_weights(
     policy: ResamplingPolicy,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Make the tensors of the target from those of the source: unchanged, resized, or zero in a new head."""
-<<<<<<< HEAD
     adapted, heads = dict[str, Tensor](), list_head_prefixes(target)
-=======
-    heads = tuple(f"{module}." for _, module in target.heads) if isinstance(target, ImageModel) else ()
-    adapted = dict[str, Tensor]()
->>>>>>> models
     matched, resized, initialised = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)

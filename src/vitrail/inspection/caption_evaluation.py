@@ -1,7 +1,9 @@
 """Evaluate a captioner: exact matches and BLEU; on collages also what its nouns attend to."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vitrail.data.captions import CaptionedImages, CaptionSplits, open_captions
@@ -10,10 +12,14 @@ from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.caption_scores import CaptionScores, score_captions
 from vitrail.evaluation.translation_scores import import_sacrebleu
+from vitrail.files import write_text
 from vitrail.inspection.collage_scores import NounScores, score_nouns
 from vitrail.predict.captioner import Captioner
-from vitrail.predict.translator import SearchSettings
+from vitrail.predict.output.translation_files import make_single_line
+from vitrail.predict.translator import GREEDY, SearchSettings
 from vitrail.text import format_count
+
+CAPTION_EVALUATION_FILES = ("evaluation.json", "captions.tsv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +27,11 @@ class CaptionEvaluation:
     """The scores of a captioner on the images of a part of its data."""
 
     part: str
-    images: int
+    images: tuple[str, ...]  # names
+    captions: tuple[str, ...]
+    references: tuple[tuple[str, ...], ...]
     scores: CaptionScores
+    search: SearchSettings
     nouns: NounScores | None = None  # of collages
     layer: int = 0  # of the decoder, chosen on other collages: the attention is that of its heads' mean
     skipped: tuple[str, ...] = ()  # why images could not be read
@@ -38,7 +47,7 @@ class CaptionEvaluation:
         return None if self.nouns is None else float(self.nouns.mass[self.layer, -1])
 
     def to_json(self) -> dict[str, Any]:
-        report: dict[str, Any] = {"part": self.part, "images": self.images, **vars(self.scores)}
+        report: dict[str, Any] = {"part": self.part, "images": len(self.images), **vars(self.scores)}
         if self.nouns is not None:
             report["nouns"] = {
                 "count": self.nouns.nouns,
@@ -51,8 +60,25 @@ class CaptionEvaluation:
             }
         return {**report, "skipped": list(self.skipped)}
 
+    def write(self, report: Mapping[str, Any], folder: Path) -> list[Path]:
+        """Write the report, and a table of images, captions and references."""
+        numbers, table = (folder / name for name in CAPTION_EVALUATION_FILES)
+        write_text(numbers, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        rows = [("file", "caption", "references")]
+        rows += [
+            (name, caption, " | ".join(known))
+            for name, caption, known in zip(self.images, self.captions, self.references, strict=True)
+        ]
+        lines = ("\t".join(make_single_line(each).replace("\t", " ") for each in row) for row in rows)
+        write_text(table, "".join(f"{line}\n" for line in lines))
+        return [numbers, table]
+
     def __str__(self) -> str:
-        lines = [f"{self.part}: {format_count(self.images, 'image')}", f"exact match  {self.scores.exact:.1%}"]
+        how = "greedy" if self.search.beam == 1 else f"beam {self.search.beam}"
+        lines = [
+            f"{self.part}: {format_count(len(self.images), 'image')}, {how}",
+            f"exact match  {self.scores.exact:.1%}",
+        ]
         if self.scores.bleu is not None:
             lines.append(f"BLEU-4       {self.scores.bleu:.2f}  {self.scores.bleu_signature}")
         if self.nouns is not None:
@@ -90,7 +116,7 @@ def evaluate_captioner(
     captioner: Captioner,
     data: CaptionSplits,
     *,
-    search: SearchSettings | None = None,
+    search: SearchSettings = GREEDY,
     strict: bool = False,
     count: int | None = None,
     progress: Callable[[int], object] = lambda _: None,
@@ -104,7 +130,7 @@ def evaluate_captioner(
     total = len(part) if count is None else min(count, len(part))
     items = (ImageItem(part.images.source(index), part.images.name(index)) for index in range(total))
     captions, skipped = dict[int, str](), list[str]()
-    for index, found in enumerate(captioner.iterate(items, search or SearchSettings())):
+    for index, found in enumerate(captioner.iterate(items, search)):
         if isinstance(found, DataError):
             if strict:
                 raise found
@@ -114,13 +140,21 @@ def evaluate_captioner(
         progress(1)
     if not captions:
         raise DataError(f"none of {total} images of {part.name} can be read, for example {skipped[0]}")
-    scores = score_captions([*captions.values()], [part.captions[index] for index in captions])
+    texts, references = tuple(captions.values()), tuple(part.captions[index] for index in captions)
     nouns, layer = None, 0
     if isinstance(part.images, CollageImages) and data.val is not None and isinstance(data.val.images, CollageImages):
         chosen, nouns = (score_part(captioner, images, count) for images in (data.val.images, part.images))
         layer = chosen.choose_layer()
     return CaptionEvaluation(
-        part=part.name, images=len(captions), scores=scores, nouns=nouns, layer=layer, skipped=tuple(skipped)
+        part=part.name,
+        images=tuple(part.images.name(index) for index in captions),
+        captions=texts,
+        references=references,
+        scores=score_captions(texts, references),
+        search=search,
+        nouns=nouns,
+        layer=layer,
+        skipped=tuple(skipped),
     )
 
 
