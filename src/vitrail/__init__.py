@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vitrail.inspection.summary import summarize
     from vitrail.loading import open_model
     from vitrail.models.catalog import list_models
+    from vitrail.predict.captioner import Captioner
     from vitrail.predict.predictor import Predictor
     from vitrail.predict.translator import Translator
     from vitrail.recipes.recipe import open_recipe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES_BY_NAME = {
+    "Captioner": "predict.captioner",
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "DataError": "errors",
@@ -63,6 +65,7 @@ _MODULES_BY_NAME = {
     "summarize": "inspection.summary",
 }
 __all__ = [  # a list of its own, which type checkers can read
+    "Captioner",
     "CheckpointError",
     "ConfigError",
     "DataError",

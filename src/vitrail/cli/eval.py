@@ -1,4 +1,4 @@
-"""vitrail eval: measure a model on labelled images, or on sentence pairs."""
+"""vitrail eval: measure a model on labelled images, on sentence pairs, or on images with captions."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,12 +35,13 @@ def eval(  # noqa: A001
     strict: flags.Strict = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Evaluate a model on labelled images, or a run of translation on sentence pairs.
+    """Evaluate a model on labelled images, or a run on its sentence pairs or captions.
 
     Prints top-1 and top-5 accuracy, loss, calibration, the worst classes and the most confused pairs; of translations
-    BLEU and chrF with the signatures of sacreBLEU, perplexity and exact matches. Uses the
+    BLEU and chrF with the signatures of sacreBLEU, perplexity and exact matches; of captions exact matches and BLEU,
+    for collages also whether the words attend to what they name. Uses the
     validation part of the data: all images of a folder without one, and for the data of a run the images that the
-    run was not trained on. Files are written only with --out.
+    run was not trained on; of captions the test part, if there is one. Files are written only with --out.
 
     Examples::
 
@@ -52,7 +53,8 @@ def eval(  # noqa: A001
     Parameters
     ----------
     out
-        Folder for confusion.png, reliability.png and evaluation.json, or translations.tsv and evaluation.json.
+        Folder for confusion.png, reliability.png and evaluation.json, for translations.tsv or captions.tsv and
+        evaluation.json.
     head
         For a model with a distillation token: the mean of both heads, or one of them. [default: both]
     pair
@@ -60,7 +62,7 @@ def eval(  # noqa: A001
     part
         Sentence pairs to use: val, train or the name of a test set, such as test_2016_flickr. [default: val]
     beam
-        Beginnings of a translation that are kept at each step; 1 is greedy search. [default: 4]
+        Beginnings of a translation or a caption that are kept at each step; 1 is greedy search. [default: 4]
     """
     text_options = {"pair": pair, "part": part, "beam": beam}
     image_options = {
@@ -73,6 +75,12 @@ def eval(  # noqa: A001
     if reads_text(checkpoint):
         refuse_options(image_options, f"{checkpoint} reads text")
         evaluate_translation(checkpoint, data, out, text_options, batch, device, overwrite=overwrite, as_json=as_json)
+        return
+    if writes_captions(checkpoint):
+        refuse_options({**image_options, "pair": pair, "part": part}, f"{checkpoint} describes images")
+        evaluate_captions(
+            checkpoint, data, out, beam, batch, device, strict=strict, overwrite=overwrite, as_json=as_json
+        )
         return
     refuse_options(text_options, f"{checkpoint} reads images")
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
@@ -133,4 +141,45 @@ def evaluate_translation(
     with progress_bar(len(opened.pairs)) as advance:
         result = opened.run(search, batch=batch, progress=advance)
     report = {"checkpoint": model, "data": opened.data, **result.to_json()}
+    print_report(result, report, result.write(report, out) if out else (), as_json=as_json)
+
+
+def writes_captions(checkpoint: str) -> bool:
+    from vitrail.caption_loading import is_caption_model
+
+    return is_caption_model(checkpoint)
+
+
+def evaluate_captions(
+    model: str,
+    data: str | None,
+    out: Path | None,
+    beam: int | None,
+    batch: int,
+    device: str,
+    *,
+    strict: bool,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Evaluate a run of captions, and print or write the result."""
+    check_minimum("--batch", batch, 1)
+
+    from vitrail.inspection.caption_evaluation import (
+        CAPTION_EVALUATION_FILES,
+        choose_part,
+        evaluate_captioner,
+        open_evaluation_data,
+    )
+    from vitrail.predict.captioner import Captioner
+    from vitrail.predict.translator import SearchSettings
+
+    search = SearchSettings() if beam is None else SearchSettings(beam=beam)
+    captioner = Captioner(model, device=device, batch=batch)
+    opened = open_evaluation_data(captioner, data)
+    print_notes(opened.notes)
+    prepare_figure_folder(out, CAPTION_EVALUATION_FILES, overwrite=overwrite)
+    with progress_bar(len(choose_part(opened))) as advance:
+        result = evaluate_captioner(captioner, opened, search=search, strict=strict, progress=advance)
+    report = {"checkpoint": model, "data": opened.name, **result.to_json()}
     print_report(result, report, result.write(report, out) if out else (), as_json=as_json)

@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA, SPEED
+from vitrail.cli.options.search_flags import SearchFlags
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
 from vitrail.cli.output.progress import progress_bar
 from vitrail.errors import ConfigError
@@ -31,15 +32,7 @@ def translate(
     model: RunOfTranslation,
     /,
     *texts: Texts,
-    beam: int = 4,
-    n_best: int = 1,
-    penalty: Literal["gnmt", "length"] = "gnmt",
-    alpha: float = 0.6,
-    length: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    seed: int = 0,
+    search: Annotated[SearchFlags | None, Parameter(name="*")] = None,
     kind: Annotated[Literal["text", "jsonl", "csv", "tsv"] | None, Parameter(name=("--format", "-f"))] = None,
     out: flags.OptionalOut = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
@@ -62,24 +55,6 @@ def translate(
 
     Parameters
     ----------
-    beam
-        Beginnings of a translation that are kept at each step; 1 is greedy search.
-    n_best
-        Translations per sentence.
-    penalty
-        Length penalty: gnmt is ((5 + length)/6)^alpha, length is length^alpha.
-    alpha
-        Exponent of the length penalty; 0 disables it.
-    length
-        Tokens of a translation, at most. [default: 50 more than its sentence has]
-    temperature
-        Draw tokens at random with this temperature instead of searching; so do --top-k and --top-p.
-    top_k
-        Draw from the most probable tokens, as many as this.
-    top_p
-        Draw from the most probable tokens that together have this probability.
-    seed
-        Random seed of the draws.
     kind
         Format of the results. [default: by the suffix of OUT (.txt, .jsonl, .csv, .tsv), else text]
     out
@@ -99,25 +74,13 @@ def translate(
             raise ConfigError(f"--{name} needs -o OUT, the file with the results")
 
     from vitrail.predict.translate_job import TranslateJob
-    from vitrail.predict.translator import SearchSettings
 
-    search = SearchSettings(
-        beam=beam,
-        n_best=n_best,
-        penalty=penalty,
-        alpha=alpha,
-        length=length,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-    )
     job = TranslateJob(
         model=model,
         inputs=texts,
         out=out,
         format=kind,
-        search=search,
+        search=(search or SearchFlags()).make_settings(),
         batch=batch,
         device=device,
         resume=resume,

@@ -1,14 +1,14 @@
 """How good translations are: BLEU and chrF by sacreBLEU, with their signatures, exact matches, and perplexity."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
@@ -59,15 +59,24 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
 
 @torch.no_grad()
 def measure_token_loss(
-    model: nn.Module, batches: Iterable[Batch], pad: int, device: torch.device, ranks: Ranks | None = None
+    model: nn.Module,
+    batches: Iterable[Batch],
+    pad: int,
+    device: torch.device,
+    ranks: Ranks | None = None,
+    compute_logits: Callable[[Batch], Tensor] | None = None,
 ) -> tuple[float, int]:
-    """The mean cross-entropy of the target tokens, without padding and label smoothing, and their number."""
+    """The mean cross-entropy of the target tokens, without padding and label smoothing, and their number.
+
+    `compute_logits` is by default that of a model of text, which reads `source` and `target_in`.
+    """
     exact = torch.float32 if device.type == "mps" else torch.float64
     sums = torch.zeros(2, dtype=exact, device=device)  # loss, tokens
     with temporary_eval_mode(model):
         for batch in batches:
             moved = batch.to(device)
-            logits, target = model(moved["source"], moved["target_in"]), moved["target_out"]
+            logits = compute_logits(moved) if compute_logits else model(moved["source"], moved["target_in"])
+            target = moved["target_out"]
             loss = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), ignore_index=pad, reduction="sum")
             sums += torch.stack([loss.to(exact), (target != pad).sum().to(exact)])
     total, tokens = (ranks or Ranks()).all_reduce_sum(sums).tolist()

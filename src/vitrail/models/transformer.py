@@ -96,6 +96,7 @@ class Transformer(TextModel):
         super().__init__(config)
         width, sizes = config.width, config.layer_sizes
         self.length_limit = config.length
+        self.memory_width = None if config.encoder_depth else config.memory_width or width
         self.target_embed = TokenEmbedding(config.vocabulary, width, config.pad, scale=math.sqrt(width))
         self.target_positions = SequencePositions(config.positions, config.length, width)
         self.decoder = TextDecoder(config.decoder_depth, sizes, config.memory_width or width)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitrail.data.text.token_rows import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.checks import check_count
-from vitrail.models.text_contract import TextModel
+from vitrail.models.text_contract import Memory, TextModel
 from vitrail.predict.beam_search import beam_search
 from vitrail.predict.decoding import Hypothesis, Penalty, check_penalty, greedy
 from vitrail.predict.sampling import check_sampling, sample
@@ -64,10 +65,16 @@ class SearchSettings:
         rows, device = TokenRows.join(sources), next(model.parameters()).device
         padded = rows.pad(torch.arange(len(rows)).numpy(), pad=tokenizer.pad, last=tokenizer.end).to(device)
         limits = torch.tensor([self.limit_length(len(each) + 1, model.length_limit) for each in sources])
-        given: dict[str, Any] = {"start": tokenizer.start, "end": tokenizer.end, "length": limits}
-        given |= {"penalty": self.penalty, "alpha": self.alpha}
         with torch.inference_mode():
             memory = model.encode(padded)
+        return self.write(model, tokenizer, memory, limits, numbers)
+
+    def write(
+        self, model: TextModel, tokenizer: TextTokenizer, memory: Memory, limits: Tensor, numbers: Sequence[int]
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses for each row of a memory, best first, of at most `limits` tokens."""
+        given: dict[str, Any] = {"start": tokenizer.start, "end": tokenizer.end, "length": limits}
+        given |= {"penalty": self.penalty, "alpha": self.alpha}
         if self.draws:
             given |= {"temperature": 1.0 if self.temperature is None else self.temperature, "seed": self.seed}
             given |= {"top_k": self.top_k, "top_p": self.top_p, "count": self.n_best, "numbers": numbers}

@@ -211,6 +211,7 @@ SECTIONS: Mapping[str, type["DataclassInstance"]] = {
     "augmentation": Augmentation,
     "distillation": DistillationSettings,
 }
+GENERATED_CAPTIONS = "collages"  # data of images with captions
 BUILT_IN_PAIR_NAMES = ("tatoeba", "reversal")  # data of sentence pairs
 RENAMED_RECIPES = {"probe": "linear-probe"}
 MAPPINGS = ("fields", "preprocessing", "task", "schedules")
@@ -284,6 +285,7 @@ def choose_recipe(
     *,
     data: str | None = None,
     pair: str | None = None,
+    task: str | None = None,
     model: str | None = None,
     init: str | None = None,
     fields: Mapping[str, Any] | None = None,
@@ -297,7 +299,7 @@ def choose_recipe(
         if "minutes" in changes:
             raise ConfigError("pass either `minutes` or `epochs`, not both")
         changes = {**changes, "minutes": None}  # instead of the recipe's budget
-    recipe = open_recipe(choose_usual_recipe(data, model, init, pair) if name is None else name)
+    recipe = open_recipe(choose_usual_recipe(data, model, init, pair, task) if name is None else name)
     if recipe.model is not None and (init or model not in (None, recipe.model)):
         # they are for the model that the recipe names
         recipe = replace(recipe, model=None, fields={}, preprocessing={})
@@ -306,14 +308,25 @@ def choose_recipe(
     return recipe.with_settings({**changes, "fields": fields or {}, "model": named})
 
 
-def choose_usual_recipe(data: str | None, model: str | None, init: str | None, pair: str | None) -> str:
-    """The name of the default recipe: for sentence pairs, to fine-tune, or to train from scratch."""
+def choose_usual_recipe(
+    data: str | None, model: str | None, init: str | None, pair: str | None, task: str | None
+) -> str:
+    """The name of the default recipe: for captions, for sentence pairs, to fine-tune, or to train from scratch."""
+    if task == "caption" or (task is None and data is not None and pair is None and is_caption_data(data)):
+        return "caption-cpu" if data in (None, GENERATED_CAPTIONS) else "caption"
     if data == "reversal":
         return "reversal"
     if pair is not None or (data is not None and is_pair_data(data)):
         return "translate-demo"
     embedded = data in (None, "fashion") and model is None
     return "finetune" if init else "fashion" if embedded else "scratch"
+
+
+def is_caption_data(data: str) -> bool:
+    """Whether data are images with captions, by its name or the names of its files."""
+    from vitrail.data.formats.caption_files import has_caption_table
+
+    return data == GENERATED_CAPTIONS or has_caption_table(data)
 
 
 def is_pair_data(data: str) -> bool:

@@ -12,13 +12,15 @@ from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.loading import TIMM_PREFIX
 from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
-from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, Recipe
+from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS, Recipe
 
 if TYPE_CHECKING:
+    from vitrail.data.captions import CaptionSplits
     from vitrail.data.text.pairs import PairSplits
 
 TEXT_TASK = "translation"  # whose data are sentence pairs
 TEXT_VAL_SHARE = 0.05  # of sentence pairs without a validation part
+USUAL_DATA = {TEXT_TASK: ("tatoeba", TEXT_VAL_SHARE), "caption": (GENERATED_CAPTIONS, 0.2)}  # by task: data, val_share
 FOLLOW_UPS = ("probe", "finetune")  # what can follow pre-training, with the labels of the data
 TIMM_REGISTRY_NAME = re.compile(r"[\w.]+")  # not hf-hub:… or local-dir:…, which load other files
 
@@ -61,6 +63,11 @@ class Request:
         from vitrail.data.text.pairs import open_pairs
 
         return open_pairs(self.data, self.pair, seed=self.recipe.loop.seed, val_share=self.val_share)
+
+    def open_captions(self) -> "CaptionSplits":
+        from vitrail.data.captions import open_captions
+
+        return open_captions(self.data, seed=self.recipe.loop.seed, val_share=self.val_share)
 
     def to_json(self) -> dict[str, Any]:
         recorded = asdict(replace(self, recipe=Recipe()))
@@ -130,7 +137,7 @@ def make_request(
     is_text = recipe.task.get("name") == TEXT_TASK
     if pair is not None and not is_text:
         raise ConfigError(f"`pair` {pair} is for sentence pairs, but the recipe {recipe.name} is for images; remove it")
-    usual = ("tatoeba", TEXT_VAL_SHARE) if is_text else ("fashion", 0.2)
+    usual = USUAL_DATA.get(recipe.task.get("name", ""), ("fashion", 0.2))
     request = Request(
         data=resolve_data(usual[0] if data is None else data, is_text=is_text),
         pair=pair,
@@ -165,7 +172,7 @@ def resolve_if_path(path_or_name: str) -> str:
     """A path made absolute, so that the run can be resumed from another folder; a name as it is."""
     return (
         str(Path(path_or_name).resolve())
-        if path_or_name not in ("", "fashion") and Path(path_or_name).exists()
+        if path_or_name not in ("", "fashion", GENERATED_CAPTIONS) and Path(path_or_name).exists()
         else path_or_name
     )
 

@@ -4,19 +4,18 @@ Works with every TextModel. Batches have `source` (B, N), `target_in` and `targe
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.data.augment.config import Augmentation
 from vitrail.data.batch import Batch
-from vitrail.data.text.pairs import PairSplits
 from vitrail.data.text.tokenizer import TRAINERS, TextTokenizer
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
@@ -48,6 +47,7 @@ from vitrail.tasks.task import (
     parse_task_settings,
 )
 from vitrail.tasks.text_source import TextSource
+from vitrail.tasks.token_loss import compute_token_loss
 from vitrail.text_loading import LoadedTextModel, check_reads_text, open_text_model
 
 
@@ -94,13 +94,9 @@ class TranslationTask(Task):
         self.smoothing = recipe.augmentation.smoothing
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The mean over the real tokens, times the batch's share: its mean over all parts of a step is exact."""
         del clock
-        logits, target = self.backbone(batch["source"], batch["target_in"]).flatten(0, 1), batch["target_out"].flatten()
-        loss = F.cross_entropy(logits, target, ignore_index=self.pad, label_smoothing=self.smoothing)
-        kept = target != self.pad
-        hits = ((logits.detach().argmax(-1) == target) & kept).sum() / kept.sum()
-        return loss * batch["share"], {"accuracy": hits * batch["share"]}
+        logits = self.backbone(batch["source"], batch["target_in"])
+        return compute_token_loss(logits, batch["target_out"], batch["share"], pad=self.pad, smoothing=self.smoothing)
 
     def count_units(self, batch: Batch) -> int:
         return int((batch["target_out"] != self.pad).sum())
@@ -164,7 +160,8 @@ def build_translation(request: Request, context: BuildContext) -> TaskSetup:
         start = open_starting_text_model(request)
     else:
         with context.progress(None, "tokenizer"):
-            tokenizer = open_tokenizer(settings, data)
+            texts = chain(data.train.sources, data.train.targets)
+            tokenizer = open_tokenizer(settings.tokenizer, settings.vocabulary, texts)
         start = create_starting_text_model(request, tokenizer)
     source = TextSource.encode(
         data,
@@ -198,11 +195,10 @@ def build_translation(request: Request, context: BuildContext) -> TaskSetup:
     )
 
 
-def open_tokenizer(settings: TranslationSettings, data: PairSplits) -> TextTokenizer:
-    """A tokenizer from a file, or one trained on the training sentences of both languages."""
-    kind = settings.tokenizer
+def open_tokenizer(kind: str, vocabulary: int, texts: Iterable[str]) -> TextTokenizer:
+    """A tokenizer from a file, or one of this kind and vocabulary trained on the texts."""
     if kind in TRAINERS:
-        return TextTokenizer.train(kind, [*data.train.sources, *data.train.targets], settings.vocabulary)
+        return TextTokenizer.train(kind, texts, vocabulary)
     if not Path(kind).is_file():
         raise ConfigError(f"`tokenizer` is {kind!r}; expected {', '.join(TRAINERS)}, or a tokenizer.json or vocab.txt")
     return TextTokenizer.load(kind)

@@ -29,6 +29,7 @@ class NamedWeight:
     name: str
     tensor: nn.Parameter
     level: int
+    in_decoder: bool = False  # in a layer of a model of text next to the backbone
 
     @property
     def decays(self) -> bool:
@@ -68,7 +69,9 @@ def list_task_weights(task: Task) -> list[NamedWeight]:
     backbone = list_weights(task.backbone)
     last = max((each.level for each in backbone), default=0)
     rest = [(name, tensor) for name, tensor in task.named_parameters() if not name.startswith("backbone.")]
-    return [*backbone, *(NamedWeight(f"task.{name}", tensor, last) for name, tensor in rest)]
+    decoders = [(name, part) for name, part in task.named_children() if isinstance(part, TextModel)]
+    layers = tuple(f"{name}.{block}." for name, part in decoders for block in part.blocks)
+    return [*backbone, *(NamedWeight(f"task.{name}", each, last, name.startswith(layers)) for name, each in rest)]
 
 
 def freeze_all_but_last_blocks(task: Task, blocks: int | None) -> None:
@@ -126,7 +129,8 @@ def count_joined_maps(name: str) -> int:
 
 def is_muon_weight(weight: NamedWeight, first: str, last: int) -> bool:
     """Whether Muon updates it: matrices and kernels; not the first layer, a head, or a kernel of one input channel."""
-    return weight.decays and weight.name != first and weight.level < last and weight.tensor.shape[1] > 1
+    hidden = weight.level < last or weight.in_decoder
+    return weight.decays and weight.name != first and hidden and weight.tensor.shape[1] > 1
 
 
 def make_parameter_groups(

@@ -225,6 +225,8 @@ def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
     name = quote(str(run))
     if "languages" in plan.source.to_json():
         return f'vitrail translate {name} "…", vitrail eval {name}, or in Python vitrail.Translator("{run}")'
+    if plan.request is not None and plan.request.task_name == "caption":
+        return f'vitrail caption {name} photo.jpg, vitrail eval {name}, or in Python vitrail.Captioner("{run}")'
     if plan.request is not None and plan.request.task_name in PRETRAINING_TASKS:
         labelled = len(plan.source.to_json().get("classes", ())) > 1
         return (
