@@ -24,7 +24,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropo
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(q·kᵀ/√K), the probabilities that `attention` multiplies v by: (B, H, Nq, Nx), each row sums to 1."""
-    scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)
+    return masked_softmax(q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1), mask)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Probabilities of scores (…, Nx) under a boolean or additive mask: each row sums to 1."""
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     blind = scores.isneginf().all(-1, keepdim=True)  # a query whose keys are all masked: 0, not 0/0

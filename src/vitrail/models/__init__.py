@@ -1,3 +1,6 @@
 """Architectures, one file each: config, module, presets and, at the end, the FAMILY that combines them."""
 
-FAMILIES = ("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "igpt", "resnet", "regnety")
+FAMILIES = (
+    *("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "igpt", "resnet", "regnety"),  # read images
+    *("transformer", "seq2seq"),  # read text
+)

@@ -23,6 +23,7 @@ from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_le
 from vitrail.models.family import Family
 from vitrail.models.name_entries import TensorTransform, make_entry
 from vitrail.models.parts.head import make_head
+from vitrail.models.parts.key_values import KeyValues
 from vitrail.models.parts.tensor_shapes import get_tensor_shape
 
 NORM_EPS = 1e-5
@@ -152,12 +153,12 @@ class IGPT(ImageModel):
         return self.head(tokens.mean(1))
 
     def colour_logits(
-        self, colours: Tensor, hidden: Tensor | None = None, cache: "list[KeyValues] | None" = None
+        self, colours: Tensor, hidden: Tensor | None = None, cache: list[KeyValues] | None = None
     ) -> Tensor:
         """The prediction of every pixel from those before it, or of all pixels if not causal: (B, n) → (B, n, K)."""
         return self.predict(self.embed_colours(colours, hidden) + self.pos_embed, cache)[0]
 
-    def predict(self, x: Tensor, cache: "list[KeyValues] | None" = None) -> tuple[Tensor, Tensor]:
+    def predict(self, x: Tensor, cache: list[KeyValues] | None = None) -> tuple[Tensor, Tensor]:
         """Logits (B, N, K) and features (B, D) of embedded pixels with their positions, (B, N, D), in one pass.
 
         With a `cache`, they follow the pixels in it, which is extended.
@@ -178,8 +179,8 @@ class IGPT(ImageModel):
         if not self.config.causal:
             raise ConfigError("sampling needs a causal model; this one was built with causal=False")
         n = self.pos_embed.shape[1]
-        shape = (len(given), self.config.heads, n, self.config.width // self.config.heads)
-        cache = [KeyValues(torch.empty((2, *shape), device=given.device)) for _ in self.blocks]
+        heads, width = self.config.heads, self.config.width // self.config.heads
+        cache = [KeyValues.allocate((len(given), heads, n), width, width, self.pos_embed) for _ in self.blocks]
         colours = F.pad(given, (1, 0), value=self.config.colours)  # the start of the sequence first
         done = 0
         while colours.shape[1] <= n:
@@ -190,19 +191,6 @@ class IGPT(ImageModel):
             drawn = torch.searchsorted(shares.cumsum(-1), draws).clamp(max=self.config.colours - 1)
             colours = torch.cat([colours, drawn], dim=1)
         return colours[:, 1:]
-
-
-@dataclass
-class KeyValues:
-    """Keys and values of the pixels so far, of one block: (2, B, H, n, D/H), of which `length` are set."""
-
-    tensor: Tensor
-    length: int = 0
-
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        start, self.length = self.length, self.length + k.shape[2]
-        self.tensor[0, :, :, start : self.length], self.tensor[1, :, :, start : self.length] = k, v
-        return self.tensor[0, :, :, : self.length], self.tensor[1, :, :, : self.length]
 
 
 class CausalAttention(nn.Module):

@@ -44,6 +44,7 @@ class TextModel(Model):
     """
 
     reads = "text"
+    length_limit: int | None = None  # the longest source or target in tokens; None: any
     no_maps_reason: str = ""  # why it has no attention to look at; empty if it has
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
