@@ -8,7 +8,7 @@ SPLITMIX_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 # numbers for different purposes are independent
-VIEW_PURPOSE, ORDER_PURPOSE, ERASING_PURPOSE, COLOUR_PURPOSE, MASKING_PURPOSE = range(5)
+VIEW_PURPOSE, ORDER_PURPOSE, ERASING_PURPOSE, COLOUR_PURPOSE, MASKING_PURPOSE, TOKEN_PURPOSE = range(6)
 
 
 def make_view_keys(seed: int, epochs: ArrayLike, indices: ArrayLike, replicas: ArrayLike) -> NDArray[np.uint64]:
