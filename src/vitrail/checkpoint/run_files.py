@@ -23,6 +23,7 @@ class FinishedRun:
     data: str | None = None
     seed: int = 0
     val_share: float = 0.2
+    pair: str | None = None  # source and target language of sentence pairs
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -52,11 +53,13 @@ def find_finished_run(folder: Path) -> FinishedRun | None:
         warnings.warn(f"{folder}: {damage}; its validation images are unknown", stacklevel=2)
     request, recipe = (part if isinstance(part, dict) else {} for part in (plan.get("request"), plan.get("recipe")))
     data, seed, share = request.get("data"), recipe.get("seed"), request.get("val_share")
+    pair = request.get("pair")
     return FinishedRun(
         model=folder / MODEL_FOLDER,
         data=data if isinstance(data, str) else None,
         seed=seed if isinstance(seed, int) else 0,
         val_share=share if isinstance(share, float) else 0.2,
+        pair=pair if isinstance(pair, str) else None,
     )
 
 

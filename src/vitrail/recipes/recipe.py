@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.data.augment.config import Augmentation, field_with_help
-from vitrail.errors import ConfigError, describe_error, unknown_name_error
+from vitrail.errors import ConfigError, DataError, describe_error, unknown_name_error
 from vitrail.files import read_text
 from vitrail.json_yaml import parse_yaml
 from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields, check_range
@@ -206,6 +206,7 @@ SECTIONS: Mapping[str, type["DataclassInstance"]] = {
     "augmentation": Augmentation,
     "distillation": DistillationSettings,
 }
+BUILT_IN_PAIR_NAMES = ("tatoeba", "reversal")  # data of sentence pairs
 RENAMED_RECIPES = {"probe": "linear-probe"}
 MAPPINGS = ("fields", "preprocessing", "task", "schedules")
 SCHEDULED_SETTINGS = ("weight_decay", "momentum", "beta2", "clip")
@@ -277,6 +278,7 @@ def choose_recipe(
     changes: Mapping[str, Any],
     *,
     data: str | None = None,
+    pair: str | None = None,
     model: str | None = None,
     init: str | None = None,
     fields: Mapping[str, Any] | None = None,
@@ -290,12 +292,35 @@ def choose_recipe(
         if "minutes" in changes:
             raise ConfigError("pass either `minutes` or `epochs`, not both")
         changes = {**changes, "minutes": None}  # instead of the recipe's budget
-    embedded = data in (None, "fashion") and model is None
-    usual = "finetune" if init else "fashion" if embedded else "scratch"
-    recipe = open_recipe(usual if name is None else name)
+    recipe = open_recipe(choose_usual_recipe(data, model, init, pair) if name is None else name)
     if recipe.model is not None and (init or model not in (None, recipe.model)):
         # they are for the model that the recipe names
         recipe = replace(recipe, model=None, fields={}, preprocessing={})
         recipe = recipe.with_settings({"whiten": False, "early_size": 0})
     named = model or recipe.model or (None if init else default_model)
     return recipe.with_settings({**changes, "fields": fields or {}, "model": named})
+
+
+def choose_usual_recipe(data: str | None, model: str | None, init: str | None, pair: str | None) -> str:
+    """The name of the default recipe: for sentence pairs, to fine-tune, or to train from scratch."""
+    if data == "reversal":
+        return "reversal"
+    if pair is not None or (data is not None and is_pair_data(data)):
+        return "translate-demo"
+    embedded = data in (None, "fashion") and model is None
+    return "finetune" if init else "fashion" if embedded else "scratch"
+
+
+def is_pair_data(data: str) -> bool:
+    """Whether data are sentence pairs, by its name or the names of its files."""
+    from vitrail.data.text.pair_files import find_pair_files
+
+    if data in BUILT_IN_PAIR_NAMES:
+        return True
+    try:
+        place = Path(data).expanduser()
+        parts = find_pair_files(place)
+    except (DataError, OSError, ValueError, RuntimeError):
+        return False
+    complete = [part for part in parts if part.table is not None or len(part.by_language) > 1]
+    return any(not place.is_dir() or part.name == "train" for part in complete)  # 1.jpg and 1.png are not languages
