@@ -79,8 +79,8 @@ def plot_cross_attention(
         agreement = compare_with_occlusion(attention, occlusion, read)
         end = attention[: len(read.target_words), -1]
         text = (
-            f"Attention: what each target word (rows) reads of the source (columns), {which}; {mean_percent(end)} is on "
-            f"the end of the sentence. {text} {str(agreement)[0].upper()}{str(agreement)[1:]}."
+            f"Attention: what each target word (rows) reads of the source (columns), {which}; {mean_percent(end)} is "
+            f"on the end of the sentence. {text} {str(agreement)[0].upper()}{str(agreement)[1:]}."
         )
         arrays |= {"attention": attention}
     return CaptionedFigure(
@@ -126,7 +126,7 @@ def plot_self_attention(
 
 
 def plot_heads(read: SentenceAttention, occlusion: WordOcclusion, name: str = "heads") -> CaptionedFigure | None:
-    """The cross-attention of every layer and head, each with its agreement with the occlusion; None if there is none."""
+    """The cross-attention of every layer and head, with its agreement with the occlusion; None if there is none."""
     maps = read.merge_words("cross")
     if maps is None or read.cross is None:
         return None

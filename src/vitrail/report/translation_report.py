@@ -63,7 +63,7 @@ class ExplainedSentence:
         return f"{agreement}; {self.occlusion}"
 
     def __str__(self) -> str:
-        return escape_unprintable(f"{self.read.sentence} → {self.read.translation} ({self.verdict})")
+        return escape_unprintable(f"{self.read.sentence} → {self.read.translation}: {self.verdict}")
 
     def to_json(self) -> dict[str, Any]:
         agreement = self.agreement
@@ -159,7 +159,7 @@ def render_translation_page(explained: ExplainedSentence) -> str:
             title="What each word reads" if read.cross is not None else "What each word depends on",
             text="Point at a word to see what it reads, or which words read it. Attention shows where the model looks; "
             "occlusion what it needs: each word of the source is left out, and the same translation is scored again.",
-            markup=panels["cross"].markup,
+            markup=f'{panels["cross"].markup}<script type="application/json" id="maps">{data}</script>',
         ),
         PageSection(title="Attention and occlusion", text=explained.verdict, figures=[by_name["attention"]]),
         PageSection(title="Without a word", table=build_occlusion_table(explained)),
@@ -172,11 +172,6 @@ def render_translation_page(explained: ExplainedSentence) -> str:
         markup = "".join(panels[kind].markup for kind in kinds if kind in panels)
         sections.append(PageSection(title="Self-attention", figures=[by_name["self-attention"]], markup=markup))
     sections.append(PageSection(title="Model", table=build_model_table(explained)))
-    sections[0] = PageSection(
-        title=sections[0].title,
-        text=sections[0].text,
-        markup=f'{sections[0].markup}<script type="application/json" id="maps">{data}</script>',
-    )
     return render_page(
         read.translation or "An empty translation",
         f"{read.sentence}\n\n{explained.verdict[0].upper()}{explained.verdict[1:]}.",
@@ -197,8 +192,11 @@ class LinePanel:
 def build_panels(explained: ExplainedSentence) -> dict[MapKind, LinePanel]:
     """The interactive parts of the page, by the kind of their maps."""
     kinds: tuple[MapKind, ...] = ("cross", "encoder", "decoder")
-    found = [kind for kind in kinds if kind == "cross" or explained.read.find_maps(kind) is not None]
-    return {kind: build_panel(explained, kind, number) for number, kind in enumerate(found)}
+    panels = dict[MapKind, LinePanel]()
+    for kind in kinds:
+        if kind == "cross" or explained.read.find_maps(kind) is not None:
+            panels[kind] = build_panel(explained, kind, len(panels))
+    return panels
 
 
 def build_panel(explained: ExplainedSentence, kind: MapKind, number: int) -> LinePanel:
@@ -221,12 +219,14 @@ def build_panel(explained: ExplainedSentence, kind: MapKind, number: int) -> Lin
         data["occlusion"] = np.rint(1000 * np.pad(occlusion.losses, ((0, 0), (0, 1)))).astype(int).tolist()
         data["note"] = f"How much the log-probability of a target word falls without a source word: {occlusion}."
         choices += [render_switch(number)] if maps is not None else []
-    title = SIDE_TITLES[kind]
-    sides = f"{render_words('read', columns, title[0])}<div class=ties><svg aria-hidden=true preserveAspectRatio=none></svg></div>"
+    sides = [
+        render_words("read", columns, SIDE_TITLES[kind][0]),
+        '<div class="ties"><svg aria-hidden="true" preserveAspectRatio="none"></svg></div>',
+        render_words("written", rows, SIDE_TITLES[kind][1]),
+    ]
     markup = (
         f'<div class="lines" data-panel="{number}" role="group" aria-label="{KIND_NAMES[kind]}">'
-        f'<div class="choices">{"".join(choices)}</div><output></output>'
-        f'<div class="sides">{sides}{render_words("written", rows, title[1])}</div></div>'
+        f'<div class="choices">{"".join(choices)}</div><output></output><div class="sides">{"".join(sides)}</div></div>'
     )
     return LinePanel(markup, data)
 
