@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitrail.loading import open_model
     from vitrail.models.catalog import list_models
     from vitrail.predict.predictor import Predictor
+    from vitrail.predict.translator import Translator
     from vitrail.recipes.recipe import open_recipe
     from vitrail.study.compare import compare
     from vitrail.tasks.teacher import Teacher
@@ -39,6 +40,7 @@ _MODULES_BY_NAME = {
     "Predictor": "predict.predictor",
     "Preprocessing": "data.preprocessing",
     "Teacher": "tasks.teacher",
+    "Translator": "predict.translator",
     "VitrailError": "errors",
     "checkpoint": "checkpoint",
     "compare": "study.compare",
@@ -68,6 +70,7 @@ __all__ = [  # a list of its own, which type checkers can read
     "Predictor",
     "Preprocessing",
     "Teacher",
+    "Translator",
     "VitrailError",
     "checkpoint",
     "compare",

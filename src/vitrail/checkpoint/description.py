@@ -87,7 +87,11 @@ def parse_description_fields(data: dict[str, Any], kind: type[Description]) -> d
         data["labels"] = tuple(labels)
     languages, tokenizer = data.get("languages"), data.get("tokenizer")
     if languages is not None:
-        if not isinstance(languages, list) or len(languages) != 2 or not all(isinstance(each, str) for each in languages):
+        if (
+            not isinstance(languages, list)
+            or len(languages) != 2
+            or not all(isinstance(each, str) for each in languages)
+        ):
             raise ConfigError(f"languages is {repr(languages)[:40]}; expected two names, source and target")
         data["languages"] = tuple(languages)
     if not isinstance(tokenizer, str | None):

@@ -4,10 +4,10 @@
 >>> translator.translate("Ein Hund läuft.").text
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -96,10 +96,14 @@ class Translation:
     ids: tuple[int, ...] = ()  # of the tokens
     finished: bool = True  # False: cut at the maximum length
     unknown: int = 0  # unknown tokens of the source: characters that the tokenizer has never seen
-    alternatives: tuple["Translation", ...] = field(default=())  # the next best, with `n_best`
+    alternatives: tuple["Translation", ...] = ()  # the next best, with `n_best`
 
     def __str__(self) -> str:
         return self.text
+
+
+def ignore_progress(_: int) -> None:
+    """The default of `progress`: nothing is shown."""
 
 
 class Translator:
@@ -118,10 +122,6 @@ class Translator:
         """Source and target."""
         return self.loaded.languages
 
-    @overload
-    def translate(self, text: str, **settings: Any) -> Translation: ...
-    @overload
-    def translate(self, text: Sequence[str], **settings: Any) -> list[Translation]: ...
     def translate(
         self,
         text: str | Sequence[str],
@@ -135,8 +135,8 @@ class Translator:
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int = 0,
-    ) -> Translation | list[Translation]:
-        """Translate a sentence, or a list of sentences in one go; the order is kept.
+    ) -> Any:
+        """The Translation of a sentence, or a list of them for a list of sentences, in the same order.
 
         `beam` 1 is greedy search. With `n_best`, the next best translations are the `alternatives` of the best one.
         The log-probability is divided by the `penalty`: "gnmt" ((5 + length)/6)^alpha, or "length" length^alpha.
@@ -161,18 +161,26 @@ class Translator:
             found.append(each)
         return found[0] if isinstance(text, str) else found
 
-    def iterate(self, texts: Sequence[str], search: SearchSettings, first: int = 0) -> Iterator[Translation | DataError]:
+    def iterate(
+        self,
+        texts: Sequence[str],
+        search: SearchSettings,
+        first: int = 0,
+        progress: Callable[[int], object] = ignore_progress,
+    ) -> Iterator[Translation | DataError]:
         """Translate sentences in order, from the sentence `first` on; one that is too long is an error.
 
         Sentences are sorted by length in chunks, which begin at the same places whatever `first` is: a translation
-        does not depend on where a job was resumed.
+        does not depend on where a job was resumed. `progress` is called with the number of sentences of each batch.
         """
         size = self.batch * BATCHES_PER_CHUNK
         for start in range(first // size * size, len(texts), size):
-            found = self.translate_chunk(texts[start : start + size], search, start)
+            found = self.translate_chunk(texts[start : start + size], search, start, progress)
             yield from found[max(first - start, 0) :]
 
-    def translate_chunk(self, texts: Sequence[str], search: SearchSettings, start: int) -> list[Translation | DataError]:
+    def translate_chunk(
+        self, texts: Sequence[str], search: SearchSettings, start: int, progress: Callable[[int], object]
+    ) -> list[Translation | DataError]:
         rows = self.tokenizer.encode(texts)
         results: dict[int, Translation | DataError] = {}
         for place, (text, row) in enumerate(zip(texts, rows, strict=True)):
@@ -180,6 +188,7 @@ class Translator:
                 results[place] = error
             elif not row:
                 results[place] = Translation(source=text, text="", score=0.0)
+        progress(len(results))
         left = sorted((place for place in range(len(rows)) if place not in results), key=lambda each: len(rows[each]))
         for begin in range(0, len(left), self.batch):
             places = left[begin : begin + self.batch]
@@ -187,6 +196,7 @@ class Translator:
             found = search.run(self.model, self.tokenizer, [rows[place] for place in places], numbers)
             for place, hypotheses in zip(places, found, strict=True):
                 results[place] = self.make_translation(texts[place], rows[place], hypotheses)
+            progress(len(places))
         return [results[place] for place in range(len(texts))]
 
     def find_length_error(self, tokens: int, number: int) -> DataError | None:
@@ -210,12 +220,10 @@ class Translator:
                 ids=each.tokens,
                 finished=each.finished,
                 unknown=unknown,
-                alternatives=(),
             )
             for each in hypotheses
         ]
-        best, *others = found
-        return Translation(**{**vars(best), "alternatives": tuple(others)})
+        return replace(found[0], alternatives=tuple(found[1:]))
 
 
 def check_sentences(texts: Any) -> list[str]:

@@ -70,7 +70,9 @@ class LoopSettings:
     minutes: float | None = field_with_help(
         None, "Time budget instead of epochs; the number of steps is computed from the measured speed."
     )
-    batch: int = field_with_help(128, "Images per step, over all processes and micro-batches.")
+    batch: int = field_with_help(
+        128, "Images per step, over all processes and micro-batches; of sentences the largest number."
+    )
     accumulate: int = field_with_help(1, "Micro-batches per step (gradient accumulation), to save memory.")
     ema: float = field_with_help(
         0.0, "Decay of the moving average of the weights (EMA), which becomes the result; 0 disables it.", RATE
@@ -82,6 +84,9 @@ class LoopSettings:
     eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)
     keep_best: bool = field_with_help(
         False, "Keep the model of the best evaluation, by the task's metric (top-1), in the folder best/ of the run."
+    )
+    patience: int = field_with_help(
+        0, "Stop after this many evaluations without a better one, by the task's metric; 0 disables it.", MAY_BE_ZERO
     )
     save_every: int = field_with_help(
         0, "Steps between checkpoints; 0 chooses them so that they take at most 5 % of the time.", MAY_BE_ZERO

@@ -1,4 +1,4 @@
-"""Settings of the task translation: `task` in a recipe, options of `vitrail train`. Importing this never imports torch."""
+"""Settings of the task translation: `task` in a recipe, options of `vitrail train`. torch is not imported."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class TranslationSettings(CheckedSettings):
     """Translation: predict each target token from the source and the target tokens before it."""
 
     batch_tokens: int = field_with_help(
-        1000, "Source and target tokens per step, about; --batch is the largest number of sentences."
+        1000, "Source and target tokens per step, about; batch limits the number of sentences."
     )
     tokenizer: str = field_with_help(
         "bpe", "Tokenizer: bpe or wordpiece is trained on the training pairs; or a tokenizer.json or BERT's vocab.txt."

@@ -36,7 +36,7 @@ class TextSource:
         limit: int | None = None,
         seed: int = 0,
     ) -> "TextSource":
-        """Encode all pairs; those longer than `limit`, the positions of a model, and in training `max_length`, are left out."""
+        """Encode all pairs but those longer than `limit`, the positions of a model, and in training `max_length`."""
         longest = max_length if limit is None else min(max_length, limit)
         train = EncodedPairs.encode(data.train, tokenizer, length=longest)
         batches = PairBatches(pairs=train, batch_tokens=batch_tokens, max_sentences=batch, seed=seed)

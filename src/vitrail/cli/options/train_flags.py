@@ -102,15 +102,27 @@ class TrainFlags:
         if self.image_size is not None:
             fields["image_size"] = parse_size(self.image_size)
         return choose_recipe(
-            name, changes, data=self.data, model=self.model, init=self.init, fields=fields, default_model=default_model
+            name,
+            changes,
+            data=self.data,
+            pair=self.language_pair,
+            model=self.model,
+            init=self.init,
+            fields=fields,
+            default_model=default_model,
         )
+
+    @property
+    def language_pair(self) -> str | None:
+        """Source and target, for the command that also trains on sentence pairs."""
+        return None
 
     def make_request(self, recipe: Recipe, **others: Any) -> "Request":
         """The request for a run of this recipe; `others` has what else `make_request` takes."""
         from vitrail.recipes.request import make_request
 
         given = {name: vars(self)[name] for name in ("data", "init", "val_share", "real", "cache")}
-        return make_request(recipe, **given, trusted_code=self.trusted_code, **others)
+        return make_request(recipe, **given, pair=self.language_pair, trusted_code=self.trusted_code, **others)
 
     @property
     def trusted_code(self) -> list[str]:
@@ -172,6 +184,45 @@ class RunFlags(TrainFlags):
                 "the run: a run keeps its settings; to change them, start a new run from its weights with --init"
             )
         return length
+
+
+@reflow_docstring
+@dataclass(frozen=True, kw_only=True)
+class ImageOrTextFlags(RunFlags):
+    """The options that are not settings of a recipe, for one run on images or on sentence pairs.
+
+    Parameters
+    ----------
+    data
+        Images: a folder with one subfolder per class (train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg), CIFAR-10
+        or -100, MNIST files, ImageNet, or 'fashion', which is bundled. Sentence pairs: a folder with train.de and
+        train.en (any two languages; val.*, test*.*, .gz), a .tsv file, or 'tatoeba', which is bundled.
+        [default: fashion]
+    pair
+        Languages of sentence pairs, source and target: de-en, or en-de. [default: as the files are called]
+    recipe
+        Training settings: fashion, cifar10-cpu, cifar10-distill, positions, finetune, linear-probe, vit, deit, scratch,
+        for sentence pairs translate-demo, translate-cpu, lstm-cpu, reversal, or a .yaml file of your own. [default:
+        finetune with --init, fashion for that data, translate-demo for sentence pairs, else scratch]
+    """
+
+    data: str | None = None
+    pair: str | None = None
+    recipe: str | None = None
+
+    @property
+    def language_pair(self) -> str | None:
+        return self.pair
+
+    def check_resume_alone(self, others: dict[str, Any]) -> dict[str, Any]:
+        return super().check_resume_alone({**others, "pair": self.pair})
+
+    def resolve_recipe(self, name: str | None, changes: dict[str, Any], default_model: str | None = None) -> Recipe:
+        recipe = super().resolve_recipe(name, changes, default_model)
+        if recipe.task.get("name") != "translation" and (given := [*changes.get("task", ())]):
+            option = f"--{given[0].replace('_', '-')}"
+            raise ConfigError(f"{option} is for sentence pairs, but the recipe {recipe.name} is not; remove it")
+        return recipe
 
 
 @reflow_docstring
