@@ -197,7 +197,7 @@ def test_missing_data_gives_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 0.6, True, "half", float("nan")])
 def test_at_most_half_can_be_held_out(share: float) -> None:
-    with pytest.raises(ConfigError, match="`val_share` is .*; expected the share of pairs held out for validation"):
+    with pytest.raises(ConfigError, match=r"`val_share` is .*; expected the share of pairs held out for validation"):
         open_pairs("tatoeba", val_share=share)
 
 

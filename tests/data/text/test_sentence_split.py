@@ -20,7 +20,9 @@ def test_no_sentence_is_in_both_parts_and_at_most_half_is_held_out(
 ) -> None:
     held_out = split(pairs, share, seed)
     for side in (0, 1):
-        train, val = ({pair[side] for pair, held in zip(pairs, held_out, strict=True) if held == part} for part in (0, 1))
+        train, val = (
+            {pair[side] for pair, held in zip(pairs, held_out, strict=True) if held == part} for part in (0, 1)
+        )
         assert not train & val
     assert sum(held_out) <= max(1, round(len(pairs) * share))
     assert sum(held_out) <= len(pairs) // 2

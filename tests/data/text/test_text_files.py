@@ -50,7 +50,7 @@ def test_damaged_files_give_one_line(tmp_path: Path, data: bytes, match: str) ->
 
 
 def test_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    """A gigabyte of one letter in two layers that unpack to at most a few megabytes."""
+    """120 MB in a file of half a megabyte."""
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"a b c\n" * 20_000_000, 1))
     started = monotonic()
     with pytest.raises(DataError, match=r"a\.gz of [\d,]+ bytes would unpack to more than [\d,]+; expected sentences"):
