@@ -39,9 +39,10 @@ class WordMap(NamedTuple):
     outlined: Sequence[int] = ()  # a column of each row
 
 
-def describe_map(read: SentenceAttention, layer: int, head: MapHead) -> str:
+def describe_map(read: SentenceAttention, layer: int, head: MapHead, kind: MapKind = "cross") -> str:
     """The layer and head of a map, from 0: layer 2, mean of 4 heads."""
-    layers, heads = read.layers_and_heads
+    maps = read.find_maps(kind)
+    layers, heads = (0, 0) if maps is None else (maps.shape[0], maps.shape[1])
     number = resolve_index("layer", layer, layers)
     if head == "mean":
         return f"layer {number}, mean of {heads} heads" if heads > 1 else f"layer {number}"
@@ -103,22 +104,23 @@ def plot_self_attention(
     panels, arrays = list[WordMap](), dict[str, NDArray[Any]]()
     kinds: tuple[MapKind, ...] = ("encoder", "decoder")
     for kind in kinds:
-        found = read.find_maps(kind)
-        if found is None:
+        maps = read.find_maps(kind)
+        if maps is None:
             continue
-        values = read.select_map(kind, max(layer, -len(found)) if layer < 0 else min(layer, len(found) - 1), head)
+        own = max(min(layer, len(maps) - 1), -len(maps))  # the encoder may have fewer layers than the decoder
+        values = read.select_map(kind, own, head)
         assert values is not None
         rows, columns = (each.words for each in read.find_sides(kind))
-        panels.append(WordMap(f"{kind}, {describe_map(read, layer, head)}", values, rows, columns))
-        arrays[kind] = found
+        panels.append(WordMap(f"{kind}: {describe_map(read, own, head, kind)}", values, rows, columns))
+        arrays[kind] = maps
     if not panels:
         return None
     return CaptionedFigure(
         name=name,
         title="Self-attention",
         caption=(
-            f"What each word (rows) reads of its own sentence (columns), {describe_map(read, layer, head)}. In the "
-            "decoder, a row is the word that is written, and it reads only what was written before it."
+            "What each word (rows) reads of its own sentence (columns). In the decoder, a row is the word that is "
+            "written, and it reads only what was written before it."
         ),
         arrays=arrays,
         draw=lambda: draw_panels(panels),
@@ -128,9 +130,9 @@ def plot_self_attention(
 def plot_heads(read: SentenceAttention, occlusion: WordOcclusion, name: str = "heads") -> CaptionedFigure | None:
     """The cross-attention of every layer and head, with its agreement with the occlusion; None if there is none."""
     maps = read.merge_words("cross")
-    if maps is None or read.cross is None:
-        return None
     layers, heads = read.layers_and_heads
+    if maps is None or read.cross is None or layers * heads == 1:  # a single head is in the figure of the attention
+        return None
     found = [[compare_with_occlusion(each, occlusion, read) for each in layer] for layer in maps]
     titles = [
         [f"layer {layer}, head {head}: {each.hits} of {each.words}" for head, each in enumerate(row)]
@@ -143,7 +145,7 @@ def plot_heads(read: SentenceAttention, occlusion: WordOcclusion, name: str = "h
         title="Cross-attention by layer and head",
         caption=(
             f"What each target word (rows) reads of the source (columns), in {format_count(layers, 'layer')} of "
-            f"{format_count(heads, 'head')}, with the number of target words for which attention names the most "
+            f"{format_count(heads, 'head')} each, with the number of target words for which attention names the most "
             f"important word, by occlusion. Layer {best[0]}, head {best[1]} does so most often: for {hits[best]} of "
             f"{format_count(len(read.target_words), 'target word')}."
         ),
