@@ -19,7 +19,7 @@ ATTENTION_COLOURS, OCCLUSION_COLOURS = "Blues", "Oranges"  # both from white: th
 MAX_WORD_LENGTH = 14  # characters of a label
 CELL_SIDE, MIN_CELL_SIDE, SMALL_CELL_SIDE = 0.36, 0.13, 0.09  # inches; the last in the grid of all heads
 LABEL_ROOM, BAR_ROOM = 1.0, 0.8  # inches
-MIN_CELL_SIDE_WITH_NUMBERS = 0.3
+MIN_CELL_SIDE_WITH_NUMBERS, MIN_BAR_HEIGHT, MIN_TITLE_WIDTH = 0.3, 1.6, 2.4  # inches
 KIND_NAMES: dict[MapKind, str] = {
     "cross": "cross-attention",
     "encoder": "self-attention of the encoder",
@@ -159,16 +159,19 @@ def draw_panels(panels: Sequence[WordMap]) -> "Figure":
     columns = max(len(each.columns) for each in panels)
     rows = max(len(each.rows) for each in panels)
     room = FIGURE_WIDTH / len(panels) - LABEL_ROOM - BAR_ROOM
-    below = len(panels) > 1 and room / columns < CELL_SIDE * 0.75
+    too_wide, too_narrow = room / columns < CELL_SIDE * 0.75, columns * CELL_SIDE < MIN_TITLE_WIDTH
+    below = len(panels) > 1 and (too_wide or too_narrow)
     room = FIGURE_WIDTH - LABEL_ROOM - BAR_ROOM if below else room
     side = min(max(room / columns, MIN_CELL_SIDE), CELL_SIDE)
     across, down = (1, len(panels)) if below else (len(panels), 1)
     width = across * (columns * side + LABEL_ROOM + BAR_ROOM)
     height = down * (rows * side + LABEL_ROOM + 0.3)
-    figure = new_figure(max(width, 4.0), height, layout="compressed")
+    figure = new_figure(max(width, 4.6), height, layout="compressed")
     grid: list[Any] = np.asarray(figure.subplots(down, across, squeeze=False)).ravel().tolist()
     for axes, panel in zip(grid, panels, strict=True):
         drawn = draw_word_map(axes, panel, side)
+        if rows * side < MIN_BAR_HEIGHT:  # the cells have numbers
+            continue
         bar = figure.colorbar(drawn, ax=axes, shrink=min(1.0, 2.2 / (rows * side)), aspect=18, pad=0.02)
         bar.set_label(panel.unit, fontsize=8)
         bar.ax.tick_params(labelsize=7)

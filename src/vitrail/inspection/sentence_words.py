@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.text.tokenizer import TextTokenizer
+from vitrail.data.text.tokenizer import SHOWN_SPACE, TextTokenizer
 
 WORD = re.compile(
     "w+(?:'w+)*|[p']"
@@ -41,13 +41,16 @@ class SentenceWords:
 
     @classmethod
     def group(cls, ids: Iterable[int], shown: Iterable[tuple[str, bool]], special: "Iterable[int]") -> "SentenceWords":
-        """Group pieces, each with whether it follows a space, by the words of the text that they make."""
+        """Group pieces, each with whether it follows a space, by the words of the text that they make.
+
+        A piece that is a space only belongs to the word that follows it.
+        """
         texts, text, starts, alone = list[str](), "", list[int](), {*special}
         for place, (piece, follows_space) in enumerate(shown):
             texts.append(piece or EMPTY_PIECE)
             text += " " if follows_space or place in alone or place - 1 in alone else ""
             starts.append(len(text))
-            text += "w" * len(piece) if place in alone else texts[-1]
+            text += "w" if place in alone else texts[-1].replace(SHOWN_SPACE, "")
         found = [match.start() for match in WORD.finditer("".join(map(classify_character, text)))]
         words = [int(np.searchsorted(found, start, "right")) for start in starts]
         numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
@@ -60,7 +63,8 @@ class SentenceWords:
     @cached_property
     def words(self) -> tuple[str, ...]:
         grouped = groupby(zip(self.places, self.pieces, strict=True), key=lambda each: each[0])
-        return tuple("".join(piece for _, piece in group) for _, group in grouped)
+        joined = ("".join(piece for _, piece in group) for _, group in grouped)
+        return tuple(each.replace(SHOWN_SPACE, "") or SHOWN_SPACE for each in joined)
 
     def drop_word(self, word: int) -> list[int]:
         """The ids without the pieces of one word."""
