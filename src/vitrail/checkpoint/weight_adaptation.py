@@ -21,7 +21,7 @@ from vitrail.models.contract import ImageModel
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
-    *("stage_dropout", "answer", "feature_layer", "mlp_dropout"),
+    *("stage_dropout", "answer", "feature_layer"),
 )
 
 
