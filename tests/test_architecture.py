@@ -271,6 +271,9 @@ def test_shared_parts_do_not_know_families() -> None:
         assert not re.search(r"models\.(family|catalog)\b", path.read_text("utf-8")), path
 
 
+OFFERED = {"images": ("tokens", "logits"), "text": ("encode", "decode", "start", "step", "attention_maps")}
+
+
 @pytest.mark.parametrize("family", load_built_in_families(), ids=lambda family: family.name)
 def test_every_preset_survives_json_and_builds_on_the_meta_device(family: Family) -> None:
     for name, config in family.presets.items():
@@ -279,7 +282,7 @@ def test_every_preset_survives_json_and_builds_on_the_meta_device(family: Family
         with torch.device("meta"):
             model = family.build(config)
         assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-        for method in ("init_weights", "tokens", "logits", "forward"):
+        for method in ("init_weights", "forward", *OFFERED[model.reads]):
             assert callable(getattr(model, method))
 
 

@@ -14,7 +14,9 @@ from vitrail.models.catalog import find_preset
 NOT_INFERRED = {
     "vit_base_patch16_gap_224",  # 16 heads, unlike all others of this width; known from timm's file name
     *(
-        name for kind in ("cct*", "linformer*", "axial*") for name in vitrail.list_models(kind)
+        name
+        for kind in ("cct*", "linformer*", "axial*", "transformer*", "caption*", "lstm*")
+        for name in vitrail.list_models(kind)
     ),  # without a public layout
 }
 VIT, DEIT = (find_preset(name)[0] for name in ("ViT-Ti/16", "DeiT-Ti"))

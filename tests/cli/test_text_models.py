@@ -1,5 +1,6 @@
 """A model that reads text is refused in one line by every command and function that needs images."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -111,3 +112,26 @@ def test_functions(text_model: Any) -> None:
     for call in calls:
         with pytest.raises(vitrail.ConfigError, match=f"^{re.escape(REFUSED)}$"):
             call()
+
+
+@pytest.mark.parametrize(("preset", "kind"), [("transformer_cpu", "Transformer"), ("lstm_cpu", "Seq2Seq")])
+def test_presets_that_read_text(vitrail_: Run, tmp_path: Path, preset: str, kind: str) -> None:
+    """They are listed without an image size, inspected, and refused where images are read."""
+    vitrail.save(vitrail.create(preset), tmp_path / "model")
+    for words in (
+        ("summary", preset),
+        ("predict", str(tmp_path / "model"), "example:cat"),
+        ("train", "--model", preset),
+    ):
+        result = vitrail_(*words)
+        assert (result.code, result.err) == (2, f"vitrail: {REFUSED.replace('ToyText', kind)}\n")
+    listed = vitrail_("models", preset).out.splitlines()[-1].split()
+    assert listed[0] == preset
+    assert listed[2:] == ["text"]
+    assert json.loads(vitrail_("models", preset, "--json").out)[preset]["image_size"] is None
+    refused = vitrail_("models", preset, "--pretrained")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "only models that read images have some" in refused.err
+    inspected = vitrail_("inspect-checkpoint", str(tmp_path / "model")).out
+    assert f", {preset}\n" in inspected
+    assert "head           4000 tokens\n" in inspected

@@ -33,6 +33,8 @@ def test_every_preset_is_stored() -> None:
         "axial_tiny_patch16_224",
         "resnet20_cifar",
         "regnety_040",
+        "transformer_base",
+        "lstm_luong_cpu",
     ],
 )
 def test_costs_of_one_model_of_each_kind(name: str) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +24,17 @@ from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
 from vitrail.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
 from vitrail.models import catalog
-from vitrail.models.checks import pair
+from vitrail.models.checks import ImageConfig, pair
 from vitrail.models.contract import check_reads_images
 from vitrail.models.family import Family
 from vitrail.models.pretrained import PretrainedWeights, find_weights_by_file_name
 from vitrail.text import abbreviate_list
 
 RUNNABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
+DEPTH_FIELDS = ("depth", "encoder_depth", "decoder_depth")
 TRAINED_SIZE = (
     "trained_size"  # size of the training images, for grids with the same number of positions; not a config field
 )
-
-if TYPE_CHECKING:
-    from vitrail.models.contract import ImageModel
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,14 @@ class Checkpoint:
     layout: str  # of the file
 
 
-def create(name: str, /, *, pretrained: bool | Any = False, **fields: Any) -> "ImageModel":
+def create(name: str, /, *, pretrained: bool | Any = False, **fields: Any) -> Any:
     """Build a model by name, with newly initialized or public weights.
 
     create("vit_base_patch16_224", classes=10, image_size=384), create("ViT-B/16", pretrained=True, classes=10).
     `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
     "path/to/file.py:preset"; `fields` replace those of its config. With `pretrained`, the weights are downloaded once:
     timm's default ones, or those of "preset.tag"; the head for another number of classes is new and zero. The type
-    depends on the name: a ViT, a DeiT, …
+    depends on the name: a ViT, a DeiT, a Transformer, …
 
     >>> model = vitrail.create("ViT-Ti/16", classes=10, image_size=64)
     >>> model.config.width, model.config.classes
@@ -73,7 +71,7 @@ def load(
     policy: ResamplingPolicy | None = None,
     dtype: torch.dtype | None = None,
     **fields: Any,
-) -> "ImageModel":
+) -> Any:
     """Load a model by name or from a file or folder of any layout, in its own configuration or adapted to another one.
 
     load("vit_tiny_patch16_224"), load("ViT-Ti/16.augreg_in21k"), load("weights.pth"), load("hf-hub:OWNER/NAME"),
@@ -147,7 +145,7 @@ def build_meta_model(translated: TranslatedCheckpoint, family: Family, where: st
     with wrap_config_errors(where):
         config = family.configure(**translated.description.config)
         sizes, tensors = asdict(config), len(translated.tensors)
-        blocks = sizes.get("depth", 0) + sum(sizes.get("stages", ()))
+        blocks = sum(sizes.get(name, 0) for name in DEPTH_FIELDS) + sum(sizes.get("stages", ()))
         if blocks > tensors:  # checked before building, which takes long for a million blocks
             raise CheckpointError(f"{where}: {blocks} blocks and {tensors} tensors; expected more tensors")
         with torch.device("meta"):
@@ -190,6 +188,8 @@ def parse_trained_size(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_trained_size(given: tuple[int, int] | None, config: Any, where: str) -> None:
     """Check trained_size against the size in the config, which some layouts specify."""
+    if given is not None and not isinstance(config, ImageConfig):
+        raise CheckpointError(f"{where} reads text; remove {TRAINED_SIZE}, the size of training images")
     if given is not None and given != pair(config.image_size):
         raise CheckpointError(
             f"{where} was trained on images of {format_size(pair(config.image_size))}, not {format_size(given)}; "

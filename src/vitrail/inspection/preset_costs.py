@@ -8,23 +8,27 @@ from rich.progress import track
 
 from vitrail.inspection.summary import summarize
 from vitrail.models.catalog import create, find_preset, list_models
+from vitrail.models.contract import ImageModel
 from vitrail.models.preset_list import COSTS_FILE
 
 
 @dataclass(frozen=True)
 class PresetCost:
     family: str
-    image_size: tuple[int, int]
+    image_size: tuple[int, int] | None  # None: it reads text
     parameters: int
-    macs: int
+    macs: int | None  # for one image
     aliases: tuple[str, ...]
 
 
 def compute_preset_cost(name: str) -> PresetCost:
     family, config = find_preset(name)
-    with torch.device("meta"):
-        summary = summarize(create(name), depth=1)
     aliases = tuple(alias for alias, preset in family.aliases.items() if preset == name)
+    with torch.device("meta"):
+        model = create(name)
+        if not issubclass(family.build, ImageModel):
+            return PresetCost(family.name, None, sum(each.numel() for each in model.parameters()), None, aliases)
+        summary = summarize(model, depth=1)
     return PresetCost(family.name, config.image_size, summary.parameters, summary.macs, aliases)
 
 

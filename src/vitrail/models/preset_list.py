@@ -11,9 +11,9 @@ COSTS_FILE = Path(__file__).with_name("costs.json")
 
 class PresetListing(TypedDict):
     family: str
-    image_size: list[int]
+    image_size: list[int] | None  # None: it reads text
     parameters: int
-    macs: int
+    macs: int | None  # for one image
     aliases: list[str]
 
 

@@ -23,9 +23,10 @@ def find_presets(pattern: str, *, pretrained: bool = False) -> list[str]:
     kept = [name for name in found if not pretrained or name in read_pretrained_table()]
     if not kept:
         nearest = find_nearest_preset_with_weights(found[0])
-        raise ConfigError(
-            f"no model that matches {pattern!r} has public weights; the nearest that has some is {nearest}"
+        hint = (
+            "only models that read images have some" if nearest is None else f"the nearest that has some is {nearest}"
         )
+        raise ConfigError(f"no model that matches {pattern!r} has public weights; {hint}")
     return kept
 
 
@@ -55,8 +56,8 @@ def list_preset_cells(names: list[str]) -> TableCells:
             (
                 name,
                 f"{entry['parameters']:,}",
-                f"{entry['macs'] / 1e9:,.3f}",
-                "×".join(map(str, entry["image_size"])),
+                "" if entry["macs"] is None else f"{entry['macs'] / 1e9:,.3f}",
+                "text" if entry["image_size"] is None else "×".join(map(str, entry["image_size"])),
                 *((weights[0].tag, format_top1(weights[0])) if weights else ("", "")),
                 ", ".join(entry["aliases"]),
             )

@@ -99,9 +99,14 @@ def find_pretrained_weights(name: str) -> PretrainedWeights | None:
         return None
     by_tag = {each.tag: each for each in read_pretrained_table().get(preset, ())}
     if not by_tag:
+        nearest = find_nearest_preset_with_weights(preset)
+        hint = (
+            "only models that read images have some"
+            if nearest is None
+            else f"the nearest preset that has some is {nearest}"
+        )
         raise CheckpointError(
-            f"{name} has no public weights; the nearest preset that has some is "
-            f"{find_nearest_preset_with_weights(preset)}. vitrail.create({given!r}) builds an untrained model"
+            f"{name} has no public weights; {hint}. vitrail.create({given!r}) builds an untrained model"
         )
     if tag and tag not in by_tag:
         raise CheckpointError(f"{given}: {unknown_name_error('tag', tag, by_tag)}")
@@ -120,17 +125,23 @@ def find_weights_by_file_name(path: Path) -> PretrainedWeights | None:
     return exact or next((each for each in rows if each.has_imagenet_classes), None)
 
 
-def find_nearest_preset_with_weights(preset: str) -> str:
-    """Of the same family if possible, with classes, and with the most similar number of parameters."""
+def find_nearest_preset_with_weights(preset: str) -> str | None:
+    """Of the same family if possible, with classes, and with the most similar number of parameters.
+
+    None for a preset that reads text: only models of images have public weights.
+    """
     known, table = list_presets(), read_pretrained_table()
+    given, size = known[preset], known[preset]["image_size"]
+    if size is None:
+        return None
 
     def distance(name: str) -> tuple[bool, bool, float, int]:
-        entry, given = known[name], known[preset]
+        entry = known[name]
         return (
             entry["family"] != given["family"],
             not table[name][0].has_imagenet_classes,
             abs(log(entry["parameters"] / given["parameters"])),
-            abs(entry["image_size"][0] - given["image_size"][0]),
+            abs((entry["image_size"] or size)[0] - size[0]),
         )
 
     return min(table, key=distance)

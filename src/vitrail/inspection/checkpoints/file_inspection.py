@@ -31,13 +31,18 @@ from vitrail.inspection.checkpoints.weight_checks import (
 from vitrail.inspection.summary import format_shape
 from vitrail.layers.pool import AttentionPool
 from vitrail.models.catalog import load_built_in_families
-from vitrail.models.checks import pair
-from vitrail.models.contract import ImageModel
+from vitrail.models.checks import ImageConfig, pair
+from vitrail.models.contract import ImageModel, Model
 from vitrail.models.family import Family
 
 # fields that neither files nor weights determine
-RUNTIME_FIELDS = ("dropout", "attention_dropout", "stochastic_depth", "stage_dropout", "dynamic")
-MINOR_FIELDS = ("classes", "activation", "norm_eps", "constants")  # a different value is still the same preset
+RUNTIME_FIELDS = ("dropout", "attention_dropout", "stochastic_depth", "stage_dropout", "mlp_dropout", "dynamic")
+# a different value is still the same preset
+MINOR_FIELDS = ("classes", "activation", "norm_eps", "constants", "vocabulary", "source_vocabulary", "pad")
+SHAPE_FIELDS = (
+    *("width", "depth", "stages", "block", "widths"),
+    *("encoder_depth", "decoder_depth", "hidden", "attention"),
+)
 
 
 def inspect_file(path: str | Path, /, *, source: str | None = None, **known: Any) -> CheckpointInspection:
@@ -126,7 +131,7 @@ def find_nearest_preset(family: Family, config: Any) -> tuple[str | None, dict[s
         if theirs.get("layer_scale") is not None and ours.get("layer_scale") is not None:
             theirs["layer_scale"] = ours["layer_scale"]  # its initial value is not in the weights
         differs = {key: value for key, value in ours.items() if value != theirs[key] and key not in RUNTIME_FIELDS}
-        if not {"width", "depth", "stages", "block", "widths"} & differs.keys():
+        if not {*SHAPE_FIELDS} & differs.keys():
             ranked.append((len(differs.keys() - {*MINOR_FIELDS}), len(differs), name, differs))
     if not ranked:
         return None, None
@@ -136,15 +141,7 @@ def find_nearest_preset(family: Family, config: Any) -> tuple[str | None, dict[s
 
 def find_contradictions(about: Description, config: Any, known: Mapping[str, Any]) -> list[str]:
     """Contradictions between the checkpoint's preprocessing, its config and the given fields."""
-    preprocessing, size, findings = about.preprocessing, pair(config.image_size), list[str]()
-    if preprocessing is None:
-        findings.append("the file does not specify its preprocessing")
-    elif pair(preprocessing.image_size) != size:
-        prepared = format_shape(pair(preprocessing.image_size))
-        findings.append(f"preprocessing gives images of {prepared}, the model expects {format_shape(size)}")
-    elif len(preprocessing.mean) != config.channels:
-        channels = len(preprocessing.mean)
-        findings.append(f"preprocessing gives images of {channels} channels, the model expects {config.channels}")
+    findings = find_preprocessing_contradictions(about, config) if isinstance(config, ImageConfig) else []
     for name, value in known.items():
         actual = vars(config).get("image_size" if name == TRAINED_SIZE else name)
         given = (
@@ -159,7 +156,22 @@ def find_contradictions(about: Description, config: Any, known: Mapping[str, Any
     return findings
 
 
-def describe_head(model: ImageModel) -> str:
+def find_preprocessing_contradictions(about: Description, config: ImageConfig) -> list[str]:
+    preprocessing, size = about.preprocessing, pair(config.image_size)
+    if preprocessing is None:
+        return ["the file does not specify its preprocessing"]
+    if pair(preprocessing.image_size) != size:
+        prepared = format_shape(pair(preprocessing.image_size))
+        return [f"preprocessing gives images of {prepared}, the model expects {format_shape(size)}"]
+    if len(preprocessing.mean) != config.channels:
+        channels = len(preprocessing.mean)
+        return [f"preprocessing gives images of {channels} channels, the model expects {config.channels}"]
+    return []
+
+
+def describe_head(model: Model) -> str:
+    if not isinstance(model, ImageModel):
+        return f"{model.config.vocabulary} tokens"
     is_map = model.attention_pool and isinstance(model.get_submodule(model.attention_pool), AttentionPool)
     pool = " on attention pooling (MAP)" if is_map else ""
     if not model.heads:
