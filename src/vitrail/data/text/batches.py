@@ -19,7 +19,7 @@ from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.errors import ConfigError, DataError
 from vitrail.text import format_count
 
-LENGTH_JITTER = 1.0  # tokens by which source lengths are changed before sorting, so that batches differ between epochs
+PLACE_JITTER = 1.0  # batches by which a pair can move in the sorted order, so that batches differ between epochs
 Indices = NDArray[np.int64]
 
 
@@ -85,7 +85,7 @@ class EncodedPairs:
 class PairBatches:
     """The training batches of every epoch: each pair once, the same number of batches in all epochs.
 
-    Pairs are sorted by their lengths, with random changes, and cut into batches of equal weight, which are shuffled.
+    Pairs are sorted by length, moved a little at random, and cut into batches of equal weight, which are shuffled.
     The weight of a pair is its number of tokens, and at least batch_tokens / max_sentences.
     """
 
@@ -126,13 +126,15 @@ class PairBatches:
         return self.plans[epoch]
 
     def make_plan(self, epoch: int) -> list[Indices]:
-        sources, targets = self.pairs.sources.lengths + 1, self.pairs.targets.lengths + 1
-        keys = make_view_keys(self.seed, epoch, np.arange(len(self.pairs)), 0)
-        jittered = sources + LENGTH_JITTER * (2 * uniform_randoms(keys, 1, purpose=ORDER_PURPOSE)[:, 0] - 1)
-        # by target length, then by source length, up and down in turn: 1 to 4 % of a batch is padding
-        order = np.lexsort((np.where(targets % 2, jittered, -jittered), targets))
-        starts = cut_equally(self.weights[order], self.steps_per_epoch)
-        batches = np.split(order, starts[1:])
+        """Sort by target length, then by source length, up and down in turn, so that little of a batch is padding."""
+        count, targets = len(self.pairs), self.pairs.targets.lengths
+        keys = make_view_keys(self.seed, epoch, np.arange(count), 0)
+        randoms = uniform_randoms(keys, 2, purpose=ORDER_PURPOSE)
+        sources = self.pairs.sources.lengths + randoms[:, 0]  # pairs of the same lengths are shuffled
+        order = np.lexsort((np.where(targets % 2, sources, -sources), targets))
+        moves = PLACE_JITTER * count / self.steps_per_epoch * (2 * randoms[:, 1] - 1)
+        order = order[np.argsort(np.arange(count) + moves, kind="stable")]
+        batches = np.split(order, cut_equally(self.weights[order], self.steps_per_epoch)[1:])
         keys = make_view_keys(self.seed, epoch, np.arange(len(batches)), 1)
         shuffled = np.argsort(uniform_randoms(keys, 1, purpose=ORDER_PURPOSE)[:, 0], kind="stable")
         return [batches[each] for each in shuffled]

@@ -43,7 +43,7 @@ def choose_held_out_pairs(
 
 
 def group_by_sentences(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
-    """A number per pair, the same for pairs that are linked by equal sentences (union-find)."""
+    """A number per pair, the same for pairs that are linked by equal sentences of any language (union-find)."""
     parents = list[int]()
 
     def find_root(node: int) -> int:
@@ -52,12 +52,9 @@ def group_by_sentences(sources: Sequence[str], targets: Sequence[str]) -> list[i
             node = parents[node]
         return node
 
-    nodes = dict[tuple[str, str], int]()
-    for side, texts in (("source", sources), ("target", targets)):
-        for text in texts:
-            nodes.setdefault((side, text), len(nodes))
+    nodes = {text: node for node, text in enumerate(dict.fromkeys((*sources, *targets)))}
     parents.extend(range(len(nodes)))
     for source, target in zip(sources, targets, strict=True):
-        one, other = find_root(nodes["source", source]), find_root(nodes["target", target])
+        one, other = find_root(nodes[source]), find_root(nodes[target])
         parents[max(one, other)] = min(one, other)
-    return [find_root(nodes["source", source]) for source in sources]
+    return [find_root(nodes[source]) for source in sources]

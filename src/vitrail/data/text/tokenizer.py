@@ -165,10 +165,10 @@ class TextTokenizer:
         """The tokens of a text with their places in it, without spaces at their ends."""
         self.encode([text])  # for its errors
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        starts = [start for start, _ in encoding.offsets]
-        ends = [*starts[1:], len(text)]  # an accent of its own belongs to the letter before it
+        starts = [*(start for start, _ in encoding.offsets), len(text)]
         pieces = list[Piece]()
-        for token, start, end in zip(encoding.ids, starts, ends, strict=True):
+        for number, token in enumerate(encoding.ids):
+            start, end = starts[number], starts[number + 1]  # an accent of its own belongs to the letter before it
             part = text[start:end]
             last = start + len(part.rstrip())
             first = min(start + len(part) - len(part.lstrip()), last)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 MAX_JSON_LENGTH = 2**24  # characters
 MAX_JSON_VALUES = 2**21  # 37,000 pieces of BPE have 150,000
 MAX_VOCABULARY = 2**20
-MAX_PARTS = 8  # of a normalizer: each can make a text longer
+MAX_PARTS = 8  # of a normalizer or decoder
+MAX_REPLACEMENTS = 2  # each can make a text twice as long, if its pattern matches between the letters
 MAX_PATTERN_LENGTH = 1000  # characters of a regular expression
 KNOWN_PARTS = {
     "model": ("BPE", "WordPiece", "WordLevel", "Unigram"),
@@ -55,6 +56,8 @@ def parse_tokenizer(text: str) -> "Tokenizer":
         check_parts(data.get(name), name, known)
     if data["model"].get("dropout"):
         raise ValueError("its model has dropout; expected one that encodes a text in one way")
+    if data["model"].get("type") == "BPE" and data["model"].get("continuing_subword_prefix"):
+        raise ValueError("its model has a prefix for pieces, which is not supported with BPE")
     with convert_library_errors():
         tokenizer = Tokenizer.from_str(json.dumps({**data, **dict.fromkeys(UNUSED_PARTS)}))
         tokenizer.encode_special_tokens = True  # `</s>` in a text is text
@@ -89,6 +92,8 @@ def check_parts(part: Any, name: str, known: tuple[str, ...]) -> None:
     parts = [each for each in list_objects(part) if "type" in each]
     if len(parts) > MAX_PARTS:
         raise ValueError(f"its {name} has {len(parts)} parts; expected at most {MAX_PARTS}")
+    if sum(each["type"] in ("Replace", "Prepend") for each in parts) > MAX_REPLACEMENTS:
+        raise ValueError(f"its {name} replaces text more than {MAX_REPLACEMENTS} times")
     for each in parts:
         if each["type"] not in known:
             raise ValueError(f"its {name} {str(each['type'])[:40]!r} is not supported; expected {', '.join(known)}")
