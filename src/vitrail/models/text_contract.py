@@ -47,6 +47,7 @@ class TextModel(Model):
     """
 
     reads = "text"
+    blocks: tuple[str, ...] = ()  # names of its layers in the module, in order; their matrices are for Muon
     length_limit: int | None = None  # the longest source or target in tokens; None: any
     no_maps_reason: str = ""  # why it has no attention to look at; empty if it has
 

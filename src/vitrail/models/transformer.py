@@ -110,6 +110,10 @@ class Transformer(TextModel):
             if config.share != "all":
                 rows = config.source_vocabulary or config.vocabulary
                 self.source_embed = TokenEmbedding(rows, width, config.pad, scale=math.sqrt(width))
+        self.blocks = (
+            *(f"encoder.layers.{layer}" for layer in range(config.encoder_depth)),
+            *(f"decoder.layers.{layer}" for layer in range(config.decoder_depth)),
+        )
         self.init_weights()
 
     def draw_weights(self) -> None:

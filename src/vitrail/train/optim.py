@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.errors import ConfigError
 from vitrail.models.contract import ImageModel
+from vitrail.models.text_contract import TextModel
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.tasks.task import Task
 from vitrail.train.lars import Lars
@@ -50,6 +51,8 @@ def list_block_names(model: nn.Module) -> list[str]:
     """The blocks of a model in order, as it declares them; of other modules, those with the usual names."""
     if isinstance(model, ImageModel):
         return [block for level in model.levels for block in level.blocks]
+    if isinstance(model, TextModel):
+        return [*model.blocks]
     matches = [USUAL_BLOCK_NAME.match(name) for name, _ in model.named_parameters()]
     return list(dict.fromkeys(match[0] for match in matches if match))
 
@@ -108,10 +111,17 @@ def create_optimizers(task: Task, settings: OptimizationSettings) -> list[Optimi
         betas = (settings.momentum, settings.beta2)
         made.append(AdamW(make_parameter_groups(rest, last, settings), lr=settings.lr, betas=betas, fused=fused))
     if maps:
-        single, triple = ([each for each in maps if ("qkv" in each.name) == joined] for joined in (False, True))
-        joined = [{**group, "parts": 3} for group in make_parameter_groups(triple, last, settings)]
-        made.append(Muon([*make_parameter_groups(single, last, settings), *joined], lr=settings.lr))
+        groups = list[dict[str, Any]]()
+        for parts in (1, 2, 3):
+            joined = [each for each in maps if count_joined_maps(each.name) == parts]
+            groups += [{**group, "parts": parts} for group in make_parameter_groups(joined, last, settings)]
+        made.append(Muon(groups, lr=settings.lr))
     return made
+
+
+def count_joined_maps(name: str) -> int:
+    """How many maps a matrix holds: queries, keys and values, or the keys and values of a memory."""
+    return 3 if "qkv" in name else 2 if ".cross.kv." in name else 1
 
 
 def is_muon_weight(weight: NamedWeight, first: str, last: int) -> bool:
