@@ -39,9 +39,7 @@ def test_bahdanau_by_its_formulas() -> None:
     """e_j = vᵀ·tanh(W·s_{i−1} + U·h_j); α = softmax(e); c_i = Σ α_j·h_j; s_i = LSTM(s_{i−1}, [y_{i−1}; c_i])."""
     model = build_text_model("bahdanau")
     assert isinstance(model, Seq2Seq)
-    attention = model.attention
-    assert attention is not None
-    assert attention.score_vector is not None
+    attention: Any = model.attention
     w, u = attention.query.weight, attention.keys.weight
     logits, maps = model(SOURCE, TARGET), model.attention_maps(model.encode(SOURCE), TARGET).cross
     assert maps is not None
@@ -64,15 +62,13 @@ def test_luong_by_its_formulas(score: str) -> None:
     """The state after the step asks; h̃ = tanh(W_c·[c; h]) is read by the next step."""
     model = build_text_model("luong dot", luong_score=score)
     assert isinstance(model, Seq2Seq)
-    attention = model.attention
-    assert attention is not None
+    attention: Any = model.attention
     memory, h, c = read_alone(model, SOURCE[0])
     logits, fed = model(SOURCE[:1], TARGET[:1])[0], torch.zeros(model.config.width)
     for i, token in enumerate(TARGET[0]):
         y = model.target_embed.weight[token]
         (h,), (c,) = model.cells[0](torch.cat([y, fed])[None], (h[None], c[None]))
         if score == "concat":
-            assert attention.score_vector is not None
             both = torch.cat([attention.query.weight, attention.keys.weight], dim=1)  # W of W·[h; h̄]
             scores = torch.stack([attention.score_vector @ (both @ torch.cat([h, each])).tanh() for each in memory])
         else:
@@ -104,7 +100,8 @@ def test_initial_weights() -> None:
             assert torch.equal(gates, torch.tensor([0.0, 1.0, 0.0, 0.0]))
         else:
             assert not bias.any()
-    for gate in model.cells[0].weight_hh.chunk(4):
+    cell: Any = model.cells[0]
+    for gate in cell.weight_hh.chunk(4):
         torch.testing.assert_close(gate @ gate.T, torch.eye(48), rtol=0, atol=1e-5)
     assert not model.target_embed.weight[0].any()
     assert model.target_embed.weight[1:].std().item() == pytest.approx(32**-0.5, rel=0.05)

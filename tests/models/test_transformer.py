@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.text_models import SMALL, build_text_model, draw_sentences
+from torch import nn
 
 import vitrail
 from vitrail.errors import ConfigError
@@ -161,15 +162,19 @@ def test_a_decoder_without_encoder_says_what_it_reads() -> None:
 
 
 def test_head_widths_need_not_divide_the_width() -> None:
-    config = TransformerConfig(**{**SMALL, "heads": 3, "key_width": 4, "value_width": 6})
-    assert Transformer(config)(draw_sentences(1, 3), draw_sentences(1, 2)).shape == (1, 2, 23)
+    model = build_text_model("post-norm", heads=3, key_width=4, value_width=6)
+    assert model(draw_sentences(1, 3), draw_sentences(1, 2)).shape == (1, 2, 23)
 
 
 def test_keys_of_the_memory_are_computed_once_and_the_cache_is_written_in_place() -> None:
     model = build_text_model("pre-norm")
     calls = list[str]()
+
+    def count_call(_: nn.Module, __: Any, ___: Any) -> None:
+        calls.append("kv")
+
     for layer in model.decoder.layers:
-        layer.cross.kv.register_forward_hook(lambda *_: calls.append("kv"))
+        layer.cross.kv.register_forward_hook(count_call)
     with torch.inference_mode():
         state = model.start(model.encode(draw_sentences(2, 5)), 9)
         storage = [each.keys.data_ptr() for each in state.cache]

@@ -63,8 +63,6 @@ def test_decoder_is_that_of_torch(norm: str) -> None:
 
 
 def build_marian() -> Any:
-    import support.torchvision_shim  # noqa: F401
-
     transformers = pytest.importorskip("transformers")
     config = transformers.MarianConfig(
         vocab_size=VOCABULARY,

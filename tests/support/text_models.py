@@ -10,9 +10,16 @@ from vitrail.models.catalog import load_built_in_families
 from vitrail.models.text_contract import Memory, TextModel
 
 VOCABULARY, PAD = 23, 0
-SMALL = {"vocabulary": VOCABULARY, "width": 16, "encoder_depth": 2, "decoder_depth": 2, "heads": 2, "mlp_width": 24}
-LSTM = {"vocabulary": VOCABULARY, "width": 8, "hidden": 12}
-NO_ENCODER = {**SMALL, "encoder_depth": 0, "memory_width": 10}
+SMALL: dict[str, Any] = {
+    "vocabulary": VOCABULARY,
+    "width": 16,
+    "encoder_depth": 2,
+    "decoder_depth": 2,
+    "heads": 2,
+    "mlp_width": 24,
+}
+LSTM: dict[str, Any] = {"vocabulary": VOCABULARY, "width": 8, "hidden": 12}
+NO_ENCODER: dict[str, Any] = {**SMALL, "encoder_depth": 0, "memory_width": 10}
 TEXT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "post-norm": ("transformer", SMALL),
     "pre-norm": ("transformer", {**SMALL, "norm": "pre"}),

@@ -17,8 +17,8 @@ def models(
     """List the models and their public weights.
 
     Shows parameters, GMACs, resolution, weights and their top-1. GMACs are the multiply-adds of convolutions,
-    matrix products and attention for one image; models that read text have none. Commands that take a model open public weights by name: MODEL for
-    the default ones, which are shown, or MODEL.TAG.
+    matrix products and attention for one image, and not counted for text. Commands that take a model open public
+    weights by name: MODEL for the default ones, which are shown, or MODEL.TAG.
 
     Examples::
 
