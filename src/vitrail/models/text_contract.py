@@ -4,11 +4,14 @@ B batch, N source tokens, M target tokens, V vocabulary, D width, L layers, H he
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torch import Tensor
 
 from vitrail.models.contract import Model
+
+if TYPE_CHECKING:
+    from vitrail.models.parts.text_stacks import TextStacks
 
 
 @dataclass(frozen=True)
@@ -74,3 +77,7 @@ class TextModel(Model):
     def attention_maps(self, memory: Memory, target: Tensor, source: Tensor | None = None) -> TextAttention:
         """The attention of `decode`, and of `encode` if the `source` is given."""
         raise NotImplementedError
+
+    def find_stacks(self) -> "TextStacks | None":
+        """Its encoder and decoder, if they are those of a Transformer, for exports; None if they are not."""
+        return None
