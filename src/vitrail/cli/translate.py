@@ -40,7 +40,7 @@ def translate(
     batch: Annotated[int, Parameter(group=SPEED)] = 64,
     device: flags.Device = "auto",
 ) -> None:
-    """Translate sentences.
+    """Translate sentences by beam search, greedy search or sampling.
 
     Prints one translation per sentence, in order, or with --n-best the best ones with their scores: the
     log-probability, divided by the length penalty. A sentence that is too long for the model is reported and left
