@@ -17,6 +17,7 @@ from vitrail.checkpoint.family_sources import choose_source, get_built_in_family
 from vitrail.checkpoint.layout import OWN_LAYOUT, Layout, get_layout, list_layouts
 from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
+from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum, write_tokenizer_file
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import load_built_in_families
@@ -38,12 +39,15 @@ def write(
     resampling: ResamplingPolicy = "timm",
     family: Family | None = None,
     parts: Mapping[str, Tensor] | None = None,
+    languages: Sequence[str] | None = None,
+    tokenizer: str | None = None,
 ) -> None:
     """Write the model with its description, by default in vitrail's own layout.
 
     `to` is timm, hf, torchvision, google, deit, dino, mae, t2t or akamaster for another library's layout. Warn about
     what the layout cannot represent, and how much the outputs of its readers differ. `family` is needed only for a
     model from outside the package. `parts` are tensors next to the model, such as a decoder, if the layout has them.
+    `languages`, source and target, and `tokenizer`, the text of a tokenizer.json, are for models that translate.
 
     >>> model = vitrail.create("ViT-Ti/16", image_size=32, classes=2, depth=1)
     >>> vitrail.save(model, "my_model", labels=["ants", "bees"], preprocessing=vitrail.Preprocessing(image_size=32))
@@ -73,6 +77,8 @@ def write(
             labels=None if labels is None else tuple(labels),
             provenance={"vitrail": __version__, **(provenance or {})},
             resampling=resampling,
+            languages=None if languages is None else (languages[0], languages[1]),
+            tokenizer=None if tokenizer is None else compute_tokenizer_checksum(tokenizer),
         )
         text = description.to_json()
         text.encode("utf-8")  # half a surrogate pair is valid JSON but cannot be encoded
@@ -82,6 +88,8 @@ def write(
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     with torch.device("meta"):
         check_tensors_fit_model(family.build(config), tensors, "the model")
+    if tokenizer is not None:
+        write_tokenizer_file(Path(path), tokenizer)  # before config.json, which is written last
     tensors_and_parts = tensors if parts is None else {**tensors, **collect_parts(layout, parts)}
     stored = description if to == OWN_LAYOUT else leave_out_pool_of_headless_model(description, to)
     assumed = layout.write({name: each.cpu() for name, each in tensors_and_parts.items()}, stored, Path(path))

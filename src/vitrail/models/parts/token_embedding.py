@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.layers.positions import sinusoid
 
+CPU = torch.device("cpu")
+
 
 def check_tokens(tokens: Tensor, what: str, limit: int | None = None) -> None:
     """Raise an error for anything but rows of at least one token, or for more of them than the model has positions."""
@@ -74,8 +76,11 @@ class SequencePositions(nn.Module):
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """The first token has the position `start`."""
-        table = make_sinusoid_table(*self.shape, x.device, x.dtype) if self.weight is None else self.weight
-        return x + table[start : start + x.shape[1]]
+        return x + self.make_table(x.device, x.dtype)[start : start + x.shape[1]]
+
+    def make_table(self, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The vectors of all positions; learned ones as they are: (length, D)."""
+        return make_sinusoid_table(*self.shape, device, dtype) if self.weight is None else self.weight
 
 
 @lru_cache(maxsize=16)
