@@ -130,8 +130,9 @@ def explain(
             "layer": parse_place("--layer", layer),
             "head": head if head == "mean" else parse_place("--head", head),
         }
+        chosen["beam"] = 4 if beam is None else beam
         opening = {"fields": parse_fields(fields), "device": device}
-        print(explain_text(checkpoint, sentence, out, opening, as_json=as_json, beam=beam or 4, **chosen, **drawn))
+        print(explain_text(checkpoint, sentence, out, opening, as_json=as_json, **chosen, **drawn))
         return
     if beam is not None:
         raise ConfigError("--beam needs --sentence")
