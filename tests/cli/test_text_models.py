@@ -124,7 +124,7 @@ def test_presets_that_read_text(vitrail_: Run, tmp_path: Path, preset: str, kind
         ("train", "--model", preset),
     ):
         result = vitrail_(*words)
-        assert (result.code, result.err) == (2, f"vitrail: {kind} reads text; expected a model that reads images\n")
+        assert (result.code, result.err) == (2, f"vitrail: {REFUSED.replace('ToyText', kind)}\n")
     listed = vitrail_("models", preset).out.splitlines()[-1].split()
     assert listed[0] == preset
     assert listed[2:] == ["text"]
