@@ -69,7 +69,7 @@ def explain(
         vitrail explain vit_fashion photos -o explained_photos --json
         vitrail explain cct_cifar10 example:cat example:rocket --method pca -o together
         vitrail explain vit_fashion example:coffee --method neighbours --data fashion -o similar
-        vitrail explain runs/translation --sentence "Ein Hund läuft." --layer 1 --head 0
+        vitrail explain runs/translate-demo-tatoeba-1 --sentence "Ein Hund läuft." --layer 1 --head 0
 
     Parameters
     ----------
@@ -130,8 +130,9 @@ def explain(
             "layer": parse_place("--layer", layer),
             "head": head if head == "mean" else parse_place("--head", head),
         }
+        chosen["beam"] = 4 if beam is None else beam
         opening = {"fields": parse_fields(fields), "device": device}
-        print(explain_text(checkpoint, sentence, out, opening, as_json=as_json, beam=beam or 4, **chosen, **drawn))
+        print(explain_text(checkpoint, sentence, out, opening, as_json=as_json, **chosen, **drawn))
         return
     if beam is not None:
         raise ConfigError("--beam needs --sentence")
