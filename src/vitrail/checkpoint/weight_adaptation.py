@@ -45,7 +45,8 @@ def adapt_weights(
     policy: ResamplingPolicy,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Make the tensors of the target from those of the source: unchanged, resized, or zero in a new head."""
-    adapted, heads = dict[str, Tensor](), list_head_prefixes(target)
+    heads = tuple(f"{module}." for _, module in target.heads) if isinstance(target, ImageModel) else ()
+    adapted = dict[str, Tensor]()
     matched, resized, initialised = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)
@@ -71,11 +72,6 @@ def adapt_weights(
             raise CheckpointError(f"{name} cannot be adapted to shape {tuple(wanted.shape)}; expected the saved sizes")
     ignored = tuple(name for name in source.state_dict() if name not in adapted or name in initialised)
     return adapted, LoadReport(tuple(matched), resized, tuple(initialised), ignored)
-
-
-def list_head_prefixes(model: Any) -> tuple[str, ...]:
-    """The names of the modules that are new and zero for other classes; a model of text has none."""
-    return tuple(f"{module}." for _, module in model.heads) if isinstance(model, ImageModel) else ()
 
 
 def find_resampled_kind(name: str, side: CheckpointSide) -> ResampledKind | None:

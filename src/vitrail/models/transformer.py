@@ -155,8 +155,8 @@ class Transformer(TextModel):
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The logits after one more token of each row: (B,) → (B, V). The state grows in place."""
-        x = self.drop(self.target_positions(self.target_embed(tokens[:, None]), state.length))
-        return self.output(self.decoder.step(x, state)[:, 0], self.target_embed), state
+        x = self.drop(self.target_positions(self.target_embed(tokens[:, None]), state.length))[:, 0]
+        return self.output(self.decoder.step(x, state), self.target_embed), state
 
     def attention_maps(self, memory: Memory, target: Tensor, source: Tensor | None = None) -> TextAttention:
         """The attention of all layers and heads, recomputed from what each layer reads in a normal pass."""

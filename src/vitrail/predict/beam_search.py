@@ -220,7 +220,7 @@ def run_searches(
         logits, state = model.step(tokens, state)
         log_probabilities = compute_log_probabilities(logits, forbidden)  # (B·W, V)
         width, vocabulary = len(tokens) // len(live), log_probabilities.shape[1]
-        scores, continuations = select_largest((log_probabilities + totals).view(len(live), -1), 2 * rules.beam)
+        scores, continuations = select_largest(log_probabilities.add_(totals).view(len(live), -1), 2 * rules.beam)
         best = zip(live, scores.tolist(), continuations.tolist(), strict=True)
         parents = [search.advance(values, numbers, vocabulary) for search, values, numbers in best]
         places = close_gaps([place for place, continued in enumerate(parents) if continued])

@@ -69,7 +69,8 @@ def list_forbidden(model: TextModel, start: int, end: int) -> list[int]:
 def compute_log_probabilities(logits: Tensor, forbidden: list[int]) -> Tensor:
     """Of every next token, −∞ for those forbidden, whose share is not distributed to the others: (R, V) → (R, V)."""
     log_probabilities = F.log_softmax(logits, -1, dtype=torch.float32)
-    log_probabilities[:, forbidden] = -math.inf
+    for token in forbidden:
+        log_probabilities[:, token] = -math.inf
     return log_probabilities
 
 

@@ -5,6 +5,7 @@ B batch, H heads, n tokens, K and V the widths of one head's keys and values.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -23,16 +24,18 @@ class KeyValues:
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add those of new tokens, and return all so far."""
-        start, self.length = self.length, self.length + k.shape[2]
-        self.keys[:, :, start : self.length], self.values[:, :, start : self.length] = k, v
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        start, added = self.length, k.shape[2]
+        self.keys.narrow(2, start, added).copy_(k)
+        self.values.narrow(2, start, added).copy_(v)
+        self.length = start + added
+        return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
-    def select(self, rows: Tensor) -> "KeyValues":
-        """Those of these rows, in this order; in place if their number stays the same."""
-        same = len(rows) == len(self.keys)
-        chosen = KeyValues(
-            self.keys if same else self.keys.new_empty((len(rows), *self.keys.shape[1:])),
-            self.values if same else self.values.new_empty((len(rows), *self.values.shape[1:])),
-        )
-        chosen.extend(*(each[:, :, : self.length].index_select(0, rows) for each in (self.keys, self.values)))
-        return chosen
+
+def take_rows(tensor: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    """These rows of a tensor in this order, in place if they are not more: only those that move are copied."""
+    if len(rows) > tensor.shape[dim]:
+        return tensor.index_select(dim, rows)
+    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
+    if len(moved):
+        tensor.index_copy_(dim, moved, tensor.index_select(dim, rows[moved]))
+    return tensor.narrow(dim, 0, len(rows))

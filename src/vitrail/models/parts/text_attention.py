@@ -37,12 +37,14 @@ class MultiHeadAttention(nn.Module):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
         """The weighted mean of the values, of all heads, projected: (B, H, M, K), … → (B, M, D)."""
+        return self.proj(merge_heads(self.attend(q, k, v, mask, causal=causal)))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
+        """The weighted mean of the values: (B, H, M, K), … → (B, H, M, V)."""
         dropout = self.dropout if self.training else 0.0
         if self.score_vector is None:  # a fused kernel: the weights are never stored
-            heads = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal, scale=self.scale)
-        else:
-            heads = F.dropout(self.weigh(q, k, mask, causal=causal), dropout) @ v
-        return self.proj(merge_heads(heads))
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal, scale=self.scale)
+        return F.dropout(self.weigh(q, k, mask, causal=causal), dropout) @ v
 
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
         """The probabilities that `mix` multiplies the values by: (B, H, M, N), each row sums to 1."""
@@ -68,7 +70,7 @@ class MultiHeadAttention(nn.Module):
 class TextSelfAttention(MultiHeadAttention):
     """Queries, keys and values from the same tokens: (B, N, D) → (B, N, D); if causal, from those before only.
 
-    With a `cache`, x is one new token, which attends to all in the cache and to itself.
+    With a `cache`, x is one new token of each row, (B, D) → (B, D), which attends to all in the cache and to itself.
     """
 
     def __init__(
@@ -92,10 +94,12 @@ class TextSelfAttention(MultiHeadAttention):
         return [split_heads(part, self.heads) for part in self.qkv(x).split(self.parts, dim=-1)]
 
     def forward(self, x: Tensor, mask: Tensor | None = None, cache: KeyValues | None = None) -> Tensor:
-        q, k, v = self.project(x)
-        if cache is not None:
-            return self.mix(q, *cache.extend(k, v), None)
-        return self.mix(q, k, v, mask, causal=self.causal)
+        if cache is None:
+            q, k, v = self.project(x)
+            return self.mix(q, k, v, mask, causal=self.causal)
+        shape = (len(x), self.heads, 1, -1)
+        q, k, v = (part.view(shape) for part in self.qkv(x).split(self.parts, dim=-1))
+        return self.proj(self.attend(q, *cache.extend(k, v), None).flatten(1))
 
     def weights(self, x: Tensor, mask: Tensor | None = None, cache: None = None) -> Tensor:  # noqa: ARG002
         """The attention probabilities of `forward`: (B, H, N, N)."""
@@ -104,7 +108,10 @@ class TextSelfAttention(MultiHeadAttention):
 
 
 class CrossAttention(MultiHeadAttention):
-    """Queries from x, keys and values from a memory, which are computed once: (B, M, D) → (B, M, D)."""
+    """Queries from x, keys and values from a memory, which are computed once: (B, M, D) → (B, M, D).
+
+    Of one new token of each row, (B, D), those of the same sentence are its queries: a memory of S rows is read by B/S.
+    """
 
     def __init__(
         self,
@@ -128,6 +135,9 @@ class CrossAttention(MultiHeadAttention):
         return split_heads(k, self.heads), split_heads(v, self.heads)
 
     def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
+        if x.ndim == 2:
+            sentences = x.view(len(memory[0]), -1, x.shape[1])
+            return self.mix(split_heads(self.q(sentences), self.heads), *memory, mask).flatten(0, 1)
         return self.mix(split_heads(self.q(x), self.heads), *memory, mask)
 
     def weights(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:

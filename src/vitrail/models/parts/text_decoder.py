@@ -3,13 +3,13 @@
 B rows, M target tokens, N tokens of the memory, D width, L layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.parts.key_values import KeyValues
+from vitrail.models.parts.key_values import KeyValues, take_rows
 from vitrail.models.parts.text_layers import DecoderLayer, LayerSizes
 from vitrail.models.text_contract import Memory
 
@@ -21,26 +21,47 @@ def make_padding_mask(kept: Tensor | None) -> Tensor | None:
 
 @dataclass
 class DecoderState:
-    """Keys and values of every layer: of the tokens so far, and of the memory, which never change."""
+    """Keys and values of every layer: of the tokens so far, and of the S sentences of the memory, which never change.
 
-    cache: list[KeyValues]
-    memory: list[tuple[Tensor, Tensor]]
-    mask: Tensor | None  # added to the scores of the memory, (B, 1, 1, N); None: nothing is padding
-    sentences: Tensor  # (B,): which row of the memory each row reads
+    Row after row, B/S of the B rows read the same sentence: its beams.
+    """
 
-    @property
-    def length(self) -> int:
-        """The number of tokens so far."""
-        return self.cache[0].length
+    keys: Tensor  # (L, B, H, n, K), of which `length` tokens are set
+    values: Tensor  # (L, B, H, n, V)
+    memory: list[tuple[Tensor, Tensor]]  # of every layer, (S, H, N, K) and (S, H, N, V)
+    mask: Tensor | None  # added to the scores of the memory, (S, 1, 1, N); None: nothing is padding
+    length: int = 0
+    cache: list[KeyValues] = field(init=False)  # the keys and values of each layer
+
+    def __post_init__(self) -> None:
+        layers = range(len(self.keys))  # iterating over a tensor gives views that cannot be written in training
+        self.cache = [KeyValues(self.keys[i], self.values[i], self.length) for i in layers]
 
     def reorder(self, rows: Tensor) -> "DecoderState":
-        cache = [each.select(rows) for each in self.cache]
-        sentences = self.sentences.index_select(0, rows)
-        if torch.equal(sentences, self.sentences):  # beams of the same sentences: they read the same memory
-            return DecoderState(cache, self.memory, self.mask, self.sentences)
-        memory = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.memory]
-        mask = None if self.mask is None else self.mask.index_select(0, rows)
-        return DecoderState(cache, memory, mask, sentences)
+        """In place, where there are not more rows than before: most beams continue themselves, and stay."""
+        keys, values = (self.take_cached(each, rows) for each in (self.keys, self.values))
+        kept, counts = (rows // (self.keys.shape[1] // self.sentences)).unique_consecutive(return_counts=True)
+        if len(kept) == self.sentences and (counts == counts[0]).all() and (kept[1:] > kept[:-1]).all():
+            return DecoderState(keys, values, self.memory, self.mask, self.length)  # beams of the same sentences
+        if (counts != counts[0]).any():  # rows of a sentence that are not equally many have it once for each
+            kept = kept.repeat_interleave(counts)
+        memory = [(take_rows(k, kept), take_rows(v, kept)) for k, v in self.memory]
+        mask = None if self.mask is None else self.mask.index_select(0, kept)
+        return DecoderState(keys, values, memory, mask, self.length)
+
+    @property
+    def sentences(self) -> int:
+        return len(self.memory[0][0])
+
+    def take_cached(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """These rows of keys or values; of more rows than before, with room for as many tokens."""
+        chosen = take_rows(tensor.narrow(3, 0, self.length), rows, dim=1)
+        if len(rows) <= tensor.shape[1]:
+            return tensor.narrow(1, 0, len(rows))
+        layers, _, heads, length, width = tensor.shape
+        larger = tensor.new_empty((layers, len(rows), heads, length, width))
+        larger.narrow(3, 0, self.length).copy_(chosen)
+        return larger
 
 
 class TextDecoder(nn.Module):
@@ -62,17 +83,18 @@ class TextDecoder(nn.Module):
     def start(self, memory: Memory, length: int) -> DecoderState:
         """The state before the first token, with room for `length` tokens."""
         rows, like, sizes = len(memory.tokens), memory.tokens, self.sizes
-        shape = (rows, sizes.heads, length)
-        cache = [KeyValues.allocate(shape, sizes.key_width, sizes.value_width, like) for _ in self.layers]
+        shape = (len(self.layers), rows, sizes.heads, length)
         mask = None
         if memory.kept is not None and not memory.kept.all():
             mask = torch.zeros_like(memory.kept, dtype=like.dtype).masked_fill(~memory.kept, -torch.inf)[:, None, None]
-        return DecoderState(cache, self.project_memory(memory), mask, torch.arange(rows, device=like.device))
+        keys, values = (like.new_empty((*shape, width)) for width in (sizes.key_width, sizes.value_width))
+        return DecoderState(keys, values, self.project_memory(memory), mask)
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
-        """One more token of each row, whose keys and values are added to the state: (B, 1, D) → (B, 1, D)."""
+        """One more token of each row, whose keys and values are added to the state: (B, D) → (B, D)."""
         for layer, read, cache in zip(self.layers, state.memory, state.cache, strict=True):
             x = layer(x, read, state.mask, cache)
+        state.length += 1
         return self.norm(x)
 
     def project_memory(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:

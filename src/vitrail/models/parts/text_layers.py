@@ -102,7 +102,7 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the memory, and an MLP: (B, M, D) → (B, M, D).
 
-    `memory` has its keys and values, from `cross.project_memory`; with a `cache`, x is one new token.
+    `memory` has its keys and values, from `cross.project_memory`. With a `cache`, x is one new token per row: (B, D).
     """
 
     def __init__(self, sizes: LayerSizes, memory_width: int) -> None:

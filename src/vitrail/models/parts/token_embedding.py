@@ -100,4 +100,8 @@ class OutputLayer(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, embedding: TokenEmbedding) -> Tensor:
-        return F.linear(x, embedding.weight if self.weight is None else self.weight, self.bias)
+        table = embedding.weight if self.weight is None else self.weight
+        if x.ndim == 2 and 1 < len(x) <= 8 and not x.requires_grad:  # beams of one sentence: twice as fast on a CPU
+            logits = (table @ x.T).T
+            return logits if self.bias is None else logits + self.bias
+        return F.linear(x, table, self.bias)
