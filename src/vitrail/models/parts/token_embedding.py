@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.layers.positions import sinusoid
+from vitrail.models.parts.step_linear import multiply_rows
 
 
 def check_tokens(tokens: Tensor, what: str, limit: int | None = None) -> None:
@@ -74,8 +75,15 @@ class SequencePositions(nn.Module):
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """The first token has the position `start`."""
-        table = make_sinusoid_table(*self.shape, x.device, x.dtype) if self.weight is None else self.weight
-        return x + table[start : start + x.shape[1]]
+        return x + self.table(x)[start : start + x.shape[1]]
+
+    def add_one(self, x: Tensor, position: int) -> Tensor:
+        """To one token of each row, which all have the same position: (B, D) → (B, D)."""
+        return x + self.table(x)[position]
+
+    def table(self, like: Tensor) -> Tensor:
+        """The vectors of all positions: (length, D)."""
+        return make_sinusoid_table(*self.shape, like.device, like.dtype) if self.weight is None else self.weight
 
 
 @lru_cache(maxsize=16)
@@ -100,4 +108,4 @@ class OutputLayer(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, embedding: TokenEmbedding) -> Tensor:
-        return F.linear(x, embedding.weight if self.weight is None else self.weight, self.bias)
+        return multiply_rows(x, embedding.weight if self.weight is None else self.weight, self.bias)
