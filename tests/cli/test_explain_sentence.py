@@ -52,6 +52,9 @@ def test_layer_head_arrays_and_json(vitrail_: Run, translator: Path, tmp_path: P
     assert (result.code, result.err) == (0, "")
     (found,) = json.loads(result.out)
     read = read_sentence(translator, SENTENCE, beam=2)
+    chosen, cross = read.select_map("cross", 0, 1), read.cross
+    assert chosen is not None
+    assert cross is not None
     assert (found["sentence"], found["translation"]) == (SENTENCE, read.translation)
     assert found["source"] == ["Der", "Hund", "läuft", "."]
     assert [each["word"] for each in found["without"]] == found["source"]
@@ -59,10 +62,10 @@ def test_layer_head_arrays_and_json(vitrail_: Run, translator: Path, tmp_path: P
     assert found["written"][-1] == str(tmp_path / "out" / "der-hund-läuft.html")
     assert len(found["written"]) == 3 * 4 + 1
     with np.load(tmp_path / "out" / f"{NAMES[0]}.npz") as arrays:
-        np.testing.assert_allclose(arrays["attention"], read.select_map("cross", 0, 1))
+        np.testing.assert_allclose(arrays["attention"], chosen)
         assert arrays["source"].tolist() == [*found["source"], "</s>"]
     with np.load(tmp_path / "out" / f"{NAMES[1]}.npz") as arrays:
-        np.testing.assert_allclose(arrays["cross"], read.cross)
+        np.testing.assert_allclose(arrays["cross"], cross)
 
 
 def test_a_model_without_attention(vitrail_: Run, tmp_path: Path) -> None:

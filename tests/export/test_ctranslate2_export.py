@@ -40,7 +40,8 @@ FILES = {"model.bin", "config.json", "shared_vocabulary.json", "tokenizer.json"}
 def make(**fields: Any) -> LoadedTextModel:
     """With separate tables and an output bias, random weights write different texts."""
     pytest.importorskip("ctranslate2", reason="needs the extra `ctranslate2`")
-    return make_translator(**{"share": "none", "output_bias": True, **fields})
+    given: dict[str, Any] = {"share": "none", "output_bias": True, **fields}
+    return make_translator(**given)
 
 
 def export(loaded: LoadedTextModel, folder: Path, **options: Any) -> TranslationCheck:
@@ -141,11 +142,14 @@ def test_equally_probable_tokens_are_not_a_difference() -> None:
         for name in ("output.weight", "output.bias"):
             loaded.model.get_parameter(name)[10] = loaded.model.get_parameter(name)[11]
     rows = loaded.tokenizer.encode(SENTENCES[:1])
-    given: Any = (loaded.model, loaded.tokenizer, rows, [(10, 20)])
-    assert compare_translations(*given, [(11, 5)]) == TranslationCheck(1, 0, 1)
-    assert "equally probable tokens: 1" in str(compare_translations(*given, [(11, 5)]))
+
+    def compare(*tokens: int) -> TranslationCheck:
+        return compare_translations(loaded.model, loaded.tokenizer, rows, [(10, 20)], [tokens])
+
+    assert compare(11, 5) == TranslationCheck(1, 0, 1)
+    assert "equally probable tokens: 1" in str(compare(11, 5))
     with pytest.raises(CheckpointError, match="nothing is written"):
-        compare_translations(*given, [(12, 20)])
+        compare(12, 20)
 
 
 def test_only_an_export_is_replaced(tmp_path: Path) -> None:
