@@ -106,6 +106,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_vitrail(
         ["train", "--epochs", "1", "--set", "depth=1", "--set", "width=12", "-o", str(folder / "runs" / "demo")]
     )
+    translator = ["--data", "reversal", "--epochs", "1", "--set", "encoder_depth=2", "--set", "decoder_depth=2"]
+    run_vitrail(["train", *translator, "-o", str(folder / "runs" / "translate-demo-tatoeba-1")])
     return folder
 
 

@@ -39,6 +39,8 @@ def test_a_space_belongs_to_the_word_that_follows_it() -> None:
     found = SentenceWords.group(range(5), [("␣", True), ("E", False), ("in", False), ("␣", True), ("Hund", False)], ())
     assert (found.words, found.places) == (("Ein", "Hund"), (0, 0, 0, 1, 1))
     assert SentenceWords.group([5], [("␣", True)], ()).words == ("␣",)
+    unknown = SentenceWords.from_text(train_toy_tokenizer(), "3 1")  # ▁ is known, the digits are not
+    assert (unknown.words, len(unknown.ids)) == (("3", "1"), 4)
 
 
 def test_an_empty_piece_is_shown() -> None:

@@ -186,9 +186,11 @@ def test_tokens_are_cached_only_without_random_augmentation() -> None:
     source = prepare_images(make_caption_source(augmented), task, Request(data="x", recipe=augmented), context)
     assert source.train_features is None
     assert notes == ["note   the images are augmented at random, so the tokens of the encoder are not cached"]
+    notes.clear()
     smoothed = replace(RECIPE, augmentation=Augmentation(smoothing=0.1))
     source = prepare_images(make_caption_source(smoothed), task, Request(data="x", recipe=smoothed), context)
     assert source.train_features is not None
+    assert notes[0].startswith("note   the tokens of the encoder are kept in ")
     for changes in ({"freeze_encoder": False}, {"cache_features": False}):
         other = make_caption_task(None, **{"freeze_encoder": True, **changes})
         assert prepare_images(make_caption_source(), other, Request(data="x", recipe=RECIPE), context).in_memory

@@ -266,4 +266,4 @@ def test_wrong_settings_are_one_line() -> None:
     with pytest.raises(ConfigError, match="Transformer reads text; expected a model that reads images"):
         fit(make_task(), "fashion", RECIPE, device="cpu")
     with pytest.raises(ConfigError, match="`tokenizer` is 'words'; expected bpe, wordpiece, or a tokenizer"):
-        open_tokenizer(replace(make_task().settings, tokenizer="words"), make_pairs())
+        open_tokenizer("words", 30, [])

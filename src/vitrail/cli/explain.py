@@ -69,7 +69,7 @@ def explain(
         vitrail explain vit_fashion photos -o explained_photos --json
         vitrail explain cct_cifar10 example:cat example:rocket --method pca -o together
         vitrail explain vit_fashion example:coffee --method neighbours --data fashion -o similar
-        vitrail explain runs/translation --sentence "Ein Hund läuft." --layer 1 --head 0
+        vitrail explain runs/translate-demo-tatoeba-1 --sentence "Ein Hund läuft." --layer 1 --head 0
 
     Parameters
     ----------
@@ -123,15 +123,13 @@ def explain(
         "overwrite": overwrite,
     }
     if sentence is not None:
-        others = {**of_maps, "--method": method is not None, "--labels": labels is not None, "a photo": bool(images)}
-        others["--preprocessing"] = preprocessing is not None
-        refuse_with_sentence({name: others[name] for name in others if name not in ("--layer", "--head")})
-        chosen = {
-            "layer": parse_place("--layer", layer),
-            "head": head if head == "mean" else parse_place("--head", head),
-        }
+        for_photos = {name: is_given for name, is_given in of_maps.items() if name not in ("--layer", "--head")}
+        for_photos |= {"--method": method is not None, "--labels": labels is not None, "a photo": bool(images)}
+        refuse_with_sentence({**for_photos, "--preprocessing": preprocessing is not None})
+        how: dict[str, Any] = {"layer": parse_place("--layer", layer), "beam": 4 if beam is None else beam}
+        how["head"] = head if head == "mean" else parse_place("--head", head)
         opening = {"fields": parse_fields(fields), "device": device}
-        print(explain_text(checkpoint, sentence, out, opening, as_json=as_json, beam=beam or 4, **chosen, **drawn))
+        print(explain_text(checkpoint, sentence, out, opening, as_json=as_json, **how, **drawn))
         return
     if beam is not None:
         raise ConfigError("--beam needs --sentence")
@@ -207,7 +205,8 @@ def explain_text(
     from vitrail.report.translation_report import explain_sentence_files
     from vitrail.text_loading import open_text_model
 
-    loaded = open_text_model(checkpoint, **{**opening, "device": resolve_device(opening["device"], Ranks())})
+    device = resolve_device(opening["device"], Ranks())
+    loaded = open_text_model(checkpoint, fields=opening["fields"], device=device)
     explained, written = explain_sentence_files(loaded, sentence, out, **options)
     files = list(map(str, written))
     return json.dumps([{**explained.to_json(), "written": files}], indent=2) if as_json else f"{explained}; {files[-1]}"

@@ -4,7 +4,6 @@ B examples, M target tokens. Tokens of a caption are counted with its end token.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,37 +11,10 @@ from numpy.typing import NDArray
 
 from vitrail.data.batch import Batch
 from vitrail.data.captions import CaptionedImages
-from vitrail.data.datasets import ImageDataset
 from vitrail.data.text.token_rows import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.errors import DataError
 from vitrail.text import format_count
-
-
-class ImagesByCaption:
-    """The image of every caption, so that an image with five captions is there five times."""
-
-    def __init__(self, images: ImageDataset, owners: NDArray[np.int64]) -> None:
-        self.images, self.owners = images, owners
-        self.classes = images.classes
-
-    def __len__(self) -> int:
-        return len(self.owners)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.images[int(self.owners[index])]
-
-    def source(self, index: int) -> Any:
-        return self.images.source(int(self.owners[index]))
-
-    def label(self, index: int) -> int:
-        return self.images.label(int(self.owners[index]))
-
-    def name(self, index: int) -> str:
-        return self.images.name(int(self.owners[index]))
-
-    def real_labels(self, index: int) -> tuple[int, ...] | None:
-        return self.images.real_labels(int(self.owners[index]))
 
 
 @dataclass(frozen=True, kw_only=True)

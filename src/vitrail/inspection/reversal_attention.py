@@ -1,4 +1,4 @@
-"""Score the attention of a model that reverses digits, whose right attention is known: from the end to the start."""
+"""Score the attention of a model that reverses digits, whose right attention is known: from end to beginning."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -47,8 +47,9 @@ class SentenceWords:
         """
         texts, text, starts, alone = list[str](), "", list[int](), {*special}
         for place, (piece, follows_space) in enumerate(shown):
+            is_apart = follows_space or place in alone or place - 1 in alone
+            text += " " if is_apart and texts[-1:] != [SHOWN_SPACE] else ""
             texts.append(piece or EMPTY_PIECE)
-            text += " " if follows_space or place in alone or place - 1 in alone else ""
             starts.append(len(text))
             text += "w" if place in alone else texts[-1].replace(SHOWN_SPACE, "")
         found = [match.start() for match in WORD.finditer("".join(map(classify_character, text)))]

@@ -156,7 +156,7 @@ class Transformer(TextModel):
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The logits after one more token of each row: (B,) → (B, V). The state grows in place."""
-        x = self.drop(self.target_positions(self.target_embed(tokens[:, None]), state.length))[:, 0]
+        x = self.target_positions.add_one(self.target_embed(tokens), state.length)
         return self.output(self.decoder.step(x, state), self.target_embed), state
 
     def attention_maps(self, memory: Memory, target: Tensor, source: Tensor | None = None) -> TextAttention:

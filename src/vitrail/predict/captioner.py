@@ -1,8 +1,4 @@
-"""Describe images: images in, captions out, by greedy search, beam search or sampling.
-
->>> captioner = vitrail.Captioner("runs/collages-1")
->>> captioner.caption("photo.jpg").text
-"""
+"""Describe images: images in, captions out, by greedy search, beam search or sampling."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,6 +68,10 @@ class Captioner:
     """Describes images with a run of the task caption, or the folder of its model.
 
     `batch` is the number of images that are described together.
+
+    >>> captioner = vitrail.Captioner("runs/captions")  # doctest: +SKIP
+    >>> captioner.caption("photo.jpg").text  # doctest: +SKIP
+    'a boot left of a shirt'
     """
 
     def __init__(self, model: str | Path | LoadedCaptionModel, *, device: str = "auto", batch: int = 16) -> None:

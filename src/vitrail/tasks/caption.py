@@ -299,6 +299,8 @@ def add_features(source: CaptionSource, task: CaptionTask, context: BuildContext
         )
     if found is None:
         return None
+    gigabytes = sum(each.rows.nbytes for each in found) / 1e9
+    context.report(f"note   the tokens of the encoder are kept in {found[0].folder}: {gigabytes:.2g} GB")
     return replace(source, data=data, train_features=found[0], val_features=found[1] if data.val else None)
 
 

@@ -13,7 +13,7 @@ from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.config import Augmentation
 from vitrail.data.batch import Batch
-from vitrail.data.caption_batches import EncodedCaptions, ImagesByCaption
+from vitrail.data.caption_batches import EncodedCaptions
 from vitrail.data.captions import CaptionSplits
 from vitrail.data.collages import CollageImages
 from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
@@ -117,7 +117,7 @@ class CaptionSource:
             chunks = (part.take_part(each, accumulate).indices for part in own for each in range(accumulate))
             return (load_tokens(self.train_features, self.train.owners, chunk, tries=True) for chunk in chunks)
         batches = BatchDataset(
-            dataset=ImagesByCaption(self.data.train.images, self.train.owners),
+            dataset=DatasetSubset(self.data.train.images, self.train.owners),
             augmentation=self.augmentation,
             preprocessing=self.preprocessing,
             seed=self.seed,
@@ -141,7 +141,7 @@ class CaptionSource:
             chunks = (own[start : start + batch] for start in range(0, len(own), batch))
             loaded = (load_tokens(self.val_features, captions.owners, chunk) for chunk in chunks)
         else:
-            examples = DatasetSubset(ImagesByCaption(data.images, captions.owners), np.arange(count))
+            examples = DatasetSubset(data.images, captions.owners[:count])
             loaded = evaluation_batches(
                 examples,
                 self.preprocessing,

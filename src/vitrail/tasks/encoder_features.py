@@ -31,6 +31,7 @@ class EncoderFeatures:
     places: NDArray[np.int64]  # the row of each image, −1 if it is unreadable
     unreadable: dict[int, str]  # why, by image
     width: int
+    folder: Path  # where they are kept
 
     def load(self, images: NDArray[np.int64]) -> Tensor:
         """The tokens of readable images: float32 (images, N, D)."""
@@ -88,4 +89,4 @@ def open_encoder_features(path: Path, dataset: ImageDataset, width: int) -> Enco
     places = np.full(len(dataset), -1, np.int64)
     readable = stored.select_readable(np.arange(len(dataset)))
     places[readable] = np.arange(len(readable))
-    return EncoderFeatures(stored.rows, places, stored.unreadable, width)
+    return EncoderFeatures(stored.rows, places, stored.unreadable, width, path.parent)

@@ -3,7 +3,9 @@
 B rows, M target tokens, N tokens of the memory, D width, L layers.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +94,9 @@ class TextDecoder(nn.Module):
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
         """One more token of each row, whose keys and values are added to the state: (B, D) → (B, D)."""
-        for layer, read, cache in zip(self.layers, state.memory, state.cache, strict=True):
-            x = layer(x, read, state.mask, cache)
+        layers: Iterable[Any] = self.layers  # for type checkers: a ModuleList has modules of any kind
+        for layer, read, cache in zip(layers, state.memory, state.cache, strict=True):
+            x = layer.step(x, read, state.mask, cache)
         state.length += 1
         return self.norm(x)
 
