@@ -53,6 +53,19 @@ def test_cached_is_uncached(loaded: LoadedCaptionModel) -> None:
     assert max(lengths) > 2
 
 
+@torch.no_grad()
+def test_padded_is_unpadded(loaded: LoadedCaptionModel) -> None:
+    tokenizer = loaded.tokenizer
+    texts = ["a boot", "a dress above and right of a sneaker"]
+    rows = [[tokenizer.start, *row] for row in tokenizer.encode(texts)]
+    images, longest = loaded.encoder.make_batch(IMAGES[:2]), max(map(len, rows))
+    padded = torch.tensor([row + [tokenizer.pad] * (longest - len(row)) for row in rows])
+    together = loaded.model(images, padded)
+    for number, row in enumerate(rows):
+        alone = loaded.model(images[number : number + 1], torch.tensor([row]))
+        torch.testing.assert_close(together[number, : len(row)], alone[0], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam=3), SearchSettings(temperature=1.0, seed=5)])
 def test_batched_is_alone(loaded: LoadedCaptionModel, search: SearchSettings) -> None:
     batched, alone = (
