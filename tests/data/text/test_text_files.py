@@ -41,6 +41,7 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
         (gzip.compress(b"Ein Hund.\n" * 100)[:-20], "a cannot be read: Compressed file ended"),
         (gzip.compress(b"Ein Hund.\n")[:12] + b"\xff" * 20, "a cannot be read"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "data",
 )
 def test_damaged_files_give_one_line(tmp_path: Path, data: bytes, match: str) -> None:
     (tmp_path / "a").write_bytes(data)
