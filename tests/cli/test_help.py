@@ -96,7 +96,11 @@ def test_a_page_has_headings_without_boxes(vitrail_: Run, monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "100")
     page = vitrail_("train", "--help").out
     lines = page.splitlines()
-    assert lines[:3] == ["Usage: vitrail train [OPTIONS]", "", "Train a model on a folder of images."]
+    assert lines[:3] == [
+        "Usage: vitrail train [OPTIONS]",
+        "",
+        "Train a model on a folder of images, or on sentence pairs.",
+    ]
     headings = (
         "Common options",
         "Optimizer",

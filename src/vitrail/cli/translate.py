@@ -47,7 +47,7 @@ def translate(
     batch: Annotated[int, Parameter(group=SPEED)] = 64,
     device: flags.Device = "auto",
 ) -> None:
-    """Translate sentences.
+    """Translate sentences with a run of translation.
 
     Prints one translation per sentence, in order, or with --n-best the best ones with their scores: the
     log-probability, divided by the length penalty. A sentence that is too long for the model is reported and left
@@ -74,8 +74,9 @@ def translate(
         Tokens of a translation, at most. [default: 50 more than its sentence has]
     temperature
         Draw tokens at random with this temperature instead of searching; so do --top-k and --top-p.
+        [default: search]
     top_k
-        Draw from the most probable tokens, as many as this.
+        Draw from the most probable tokens, as many as this. [default: all]
     top_p
         Draw from the most probable tokens that together have this probability.
     seed
