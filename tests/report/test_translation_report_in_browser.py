@@ -66,6 +66,18 @@ def test_pointing_at_a_word_shows_what_it_reads(page: "Page", explained: tuple[E
     assert set(read_values(page, "written")) == {""}
 
 
+def test_lines_end_at_their_words(page: "Page") -> None:
+    panel = page.locator(".lines").first
+    word = panel.locator(".written li").nth(1)
+    word.hover()
+    box, drawn = word.bounding_box(), panel.locator("svg line").last.bounding_box()
+    assert box is not None
+    assert drawn is not None
+    assert drawn["x"] + drawn["width"] == pytest.approx(box["x"], abs=3)
+    ends = (drawn["y"], drawn["y"] + drawn["height"])
+    assert any(abs(box["y"] + box["height"] / 2 - each) < 3 for each in ends)
+
+
 def test_a_word_can_be_chosen_by_the_keyboard(page: "Page") -> None:
     page.locator(".lines >> nth=0 >> .written li").first.focus()
     assert all(read_values(page, "read"))

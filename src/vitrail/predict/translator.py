@@ -1,8 +1,4 @@
-"""Translate sentences: text in, text out, by greedy search, beam search or sampling.
-
->>> translator = vitrail.Translator("runs/demo")
->>> translator.translate("Ein Hund läuft.").text
-"""
+"""Translate sentences: text in, text out, by greedy search, beam search or sampling."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +113,10 @@ class Translator:
     """Translates sentences with a run of translation, or the folder of its model.
 
     `batch` is the number of sentences that are translated together.
+
+    >>> translator = vitrail.Translator("runs/demo")  # doctest: +SKIP
+    >>> translator.translate("Ein Hund läuft.", beam=4).text  # doctest: +SKIP
+    'A dog runs.'
     """
 
     def __init__(self, model: str | Path | LoadedTextModel, *, device: str = "auto", batch: int = 64) -> None:

@@ -24,7 +24,7 @@ for (const node of document.querySelectorAll(".lines")) {
     draw();
   };
 
-  const centre = word => word.offsetTop + word.offsetHeight / 2;
+  const centre = word => word.offsetTop + word.offsetHeight / 2; // from the top of .sides, as in the SVG
 
   const draw = () => {
     const height = svg.clientHeight, lines = [];
@@ -45,7 +45,7 @@ for (const node of document.querySelectorAll(".lines")) {
     sides.forEach((words, side) => words.forEach((word, number) => {
       const other = pointed && pointed[0] !== side; // a word on the side that is not pointed at
       const value = other ? (side ? map[number][pointed[1]] : map[pointed[1]][number]) : undefined;
-      const text = isOcclusion ? (value / 1000).toFixed(1) : `${Math.round(value / 10)} %`;
+      const text = isOcclusion ? (Math.round(value / 100) / 10 || 0).toFixed(1) : `${Math.round(value / 10)} %`;
       word.dataset.value = value === undefined ? "" : text.replace("-", "−");
       word.style.setProperty("--share", value === undefined ? 0 : Math.max(0, value) / largest);
       word.classList.toggle("pointed", !!pointed && pointed[0] === side && pointed[1] === number);

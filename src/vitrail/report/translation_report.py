@@ -161,7 +161,7 @@ def render_translation_page(explained: ExplainedSentence) -> str:
             "occlusion what it needs: each word of the source is left out, and the same translation is scored again.",
             markup=f'{panels["cross"].markup}<script type="application/json" id="maps">{data}</script>',
         ),
-        PageSection(title="Attention and occlusion", text=explained.verdict, figures=[by_name["attention"]]),
+        PageSection(title=by_name["attention"].title, figures=[by_name["attention"]]),
         PageSection(title="Without a word", table=build_occlusion_table(explained)),
         PageSection(title="Beam search", figures=[by_name["beam"]], table=build_beam_table(read)),
     ]

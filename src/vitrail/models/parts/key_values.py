@@ -31,11 +31,16 @@ class KeyValues:
         return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
 
-def take_rows(tensor: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
-    """These rows of a tensor in this order, in place if they are not more: only those that move are copied."""
-    if len(rows) > tensor.shape[dim]:
+def take_rows(tensor: Tensor, rows: Tensor, moved: Tensor, dim: int = 0) -> Tensor:
+    """These rows of a tensor in this order, in place if they are not more: only those that `moved` are copied."""
+    number = rows.size(0)
+    if number > tensor.size(dim):
         return tensor.index_select(dim, rows)
-    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
-    if len(moved):
+    if moved.size(0):
         tensor.index_copy_(dim, moved, tensor.index_select(dim, rows[moved]))
-    return tensor.narrow(dim, 0, len(rows))
+    return tensor.narrow(dim, 0, number)
+
+
+def find_moved(rows: list[int], device: torch.device) -> Tensor:
+    """The places whose row changes."""
+    return torch.tensor([place for place, row in enumerate(rows) if row != place], dtype=torch.int64, device=device)

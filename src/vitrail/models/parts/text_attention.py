@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from vitrail.layers.attention import causal_mask, join_masks, masked_softmax, merge_heads, split_heads
 from vitrail.models.init import init_stacked_linear
-from vitrail.models.parts.key_values import KeyValues
-from vitrail.models.parts.step_linear import StepLinear
 
 Score = Literal["scaled_dot", "dot", "additive"]
 
@@ -34,7 +32,7 @@ class MultiHeadAttention(nn.Module):
         self.widths = (heads * key_width, heads * value_width)
         self.scale = 1 / math.sqrt(key_width) if score == "scaled_dot" else 1.0
         self.score_vector = nn.Parameter(torch.empty(heads, key_width)) if score == "additive" else None
-        self.proj = StepLinear(heads * value_width, width, bias=bias)
+        self.proj = nn.Linear(heads * value_width, width, bias=bias)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
         """The weighted mean of the values, of all heads, projected: (B, H, M, K), … → (B, M, D)."""
@@ -86,7 +84,7 @@ class TextSelfAttention(MultiHeadAttention):
         super().__init__(width, heads, key_width, value_width, score, dropout, bias=bias)
         self.causal = causal
         self.parts = [self.widths[0], *self.widths]  # rows: all of q, then k, then v; in each head after head
-        self.qkv = StepLinear(width, sum(self.parts), bias=bias)
+        self.qkv = nn.Linear(width, sum(self.parts), bias=bias)
 
     def project(self, x: Tensor) -> list[Tensor]:
         return [split_heads(part, self.heads) for part in self.qkv(x).split(self.parts, dim=-1)]
@@ -94,13 +92,6 @@ class TextSelfAttention(MultiHeadAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.project(x)
         return self.mix(q, k, v, mask, causal=self.causal)
-
-    def step(self, x: Tensor, cache: KeyValues) -> Tensor:
-        """One new token of each row, which attends to those in the cache and to itself: (B, D) → (B, D)."""
-        shape = (len(x), self.heads, 1, -1)
-        q, k, v = self.qkv(x).split_with_sizes(self.parts, dim=1)
-        keys, values = cache.extend(k.view(shape), v.view(shape))
-        return self.proj(self.attend(q.view(shape), keys, values, None).flatten(1))
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The attention probabilities of `forward`: (B, H, N, N)."""
@@ -124,7 +115,7 @@ class CrossAttention(MultiHeadAttention):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(width, heads, key_width, value_width, score, dropout, bias=bias)
-        self.q = StepLinear(width, self.widths[0], bias=bias)
+        self.q = nn.Linear(width, self.widths[0], bias=bias)
         self.kv = nn.Linear(memory_width, sum(self.widths), bias=bias)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,12 +125,6 @@ class CrossAttention(MultiHeadAttention):
 
     def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         return self.mix(split_heads(self.q(x), self.heads), *memory, mask)
-
-    def step(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """One new token of each row: (B, D) → (B, D). The beams of each of S sentences are queries of its memory."""
-        q = self.q(x).view(len(memory[0]), -1, self.heads, self.widths[0] // self.heads)  # (S, B/S, H, K)
-        heads = self.attend(q.transpose(1, 2), *memory, mask).transpose(1, 2)
-        return self.proj(heads.reshape(len(x), -1))
 
     def weights(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         """The attention probabilities of `forward`: (B, H, M, N)."""

@@ -3,15 +3,15 @@
 B rows, M target tokens, N tokens of the memory, D width, L layers.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.models.parts.key_values import KeyValues, take_rows
+from vitrail.models.parts.decoder_step import DecoderStep
+from vitrail.models.parts.key_values import KeyValues, find_moved, take_rows
 from vitrail.models.parts.text_layers import DecoderLayer, LayerSizes
 from vitrail.models.text_contract import Memory
 
@@ -28,6 +28,7 @@ class DecoderState:
     Row after row, B/S of the B rows read the same sentence: its beams.
     """
 
+    layers: list[DecoderStep]
     keys: Tensor  # (L, B, H, n, K), of which `length` tokens are set
     values: Tensor  # (L, B, H, n, V)
     memory: list[tuple[Tensor, Tensor]]  # of every layer, (S, H, N, K) and (S, H, N, V)
@@ -36,34 +37,42 @@ class DecoderState:
     cache: list[KeyValues] = field(init=False)  # the keys and values of each layer
 
     def __post_init__(self) -> None:
-        layers = range(len(self.keys))  # iterating over a tensor gives views that cannot be written in training
-        self.cache = [KeyValues(self.keys[i], self.values[i], self.length) for i in layers]
+        numbers = range(len(self.keys))  # iterating over a tensor gives views that cannot be written in training
+        self.cache = [KeyValues(self.keys[i], self.values[i], self.length) for i in numbers]
 
     def reorder(self, rows: Tensor) -> "DecoderState":
         """In place, where there are not more rows than before: most beams continue themselves, and stay."""
-        keys, values = (self.take_cached(each, rows) for each in (self.keys, self.values))
-        kept, counts = (rows // (self.keys.shape[1] // self.sentences)).unique_consecutive(return_counts=True)
-        if len(kept) == self.sentences and (counts == counts[0]).all() and (kept[1:] > kept[:-1]).all():
-            return DecoderState(keys, values, self.memory, self.mask, self.length)  # beams of the same sentences
-        if (counts != counts[0]).any():  # rows of a sentence that are not equally many have it once for each
-            kept = kept.repeat_interleave(counts)
-        memory = [(take_rows(k, kept), take_rows(v, kept)) for k, v in self.memory]
-        mask = None if self.mask is None else self.mask.index_select(0, kept)
-        return DecoderState(keys, values, memory, mask, self.length)
+        order: list[int] = rows.tolist()
+        moved, beams = find_moved(order, rows.device), self.keys.shape[1] // self.sentences
+        keys, values = (self.take_cached(each, rows, moved) for each in (self.keys, self.values))
+        kept = list_sentences([row // beams for row in order])
+        if kept == list(range(self.sentences)):
+            return DecoderState(self.layers, keys, values, self.memory, self.mask, self.length)
+        sentences, moved = torch.tensor(kept, device=rows.device), find_moved(kept, rows.device)
+        memory = [(take_rows(k, sentences, moved), take_rows(v, sentences, moved)) for k, v in self.memory]
+        mask = None if self.mask is None else self.mask.index_select(0, sentences)
+        return DecoderState(self.layers, keys, values, memory, mask, self.length)
 
     @property
     def sentences(self) -> int:
         return len(self.memory[0][0])
 
-    def take_cached(self, tensor: Tensor, rows: Tensor) -> Tensor:
+    def take_cached(self, tensor: Tensor, rows: Tensor, moved: Tensor) -> Tensor:
         """These rows of keys or values; of more rows than before, with room for as many tokens."""
-        chosen = take_rows(tensor.narrow(3, 0, self.length), rows, dim=1)
-        if len(rows) <= tensor.shape[1]:
+        layers, before, heads, length, width = tensor.shape
+        chosen = take_rows(tensor.narrow(3, 0, self.length), rows, moved, dim=1)
+        if len(rows) <= before:
             return tensor.narrow(1, 0, len(rows))
-        layers, _, heads, length, width = tensor.shape
         larger = tensor.new_empty((layers, len(rows), heads, length, width))
         larger.narrow(3, 0, self.length).copy_(chosen)
         return larger
+
+
+def list_sentences(owners: list[int]) -> list[int]:
+    """The sentences that rows read, each once if all have as many rows one after another, else once for every row."""
+    groups = [(owner, len(list(rows))) for owner, rows in groupby(owners)]
+    equal = all(size == groups[0][1] for _, size in groups)
+    return [owner for owner, _ in groups] if equal else owners
 
 
 class TextDecoder(nn.Module):
@@ -90,13 +99,13 @@ class TextDecoder(nn.Module):
         if memory.kept is not None and not memory.kept.all():
             mask = torch.zeros_like(memory.kept, dtype=like.dtype).masked_fill(~memory.kept, -torch.inf)[:, None, None]
         keys, values = (like.new_empty((*shape, width)) for width in (sizes.key_width, sizes.value_width))
-        return DecoderState(keys, values, self.project_memory(memory), mask)
+        layers = [DecoderStep(layer) for layer in self.layers]
+        return DecoderState(layers, keys, values, self.project_memory(memory), mask)
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
         """One more token of each row, whose keys and values are added to the state: (B, D) → (B, D)."""
-        layers: Iterable[Any] = self.layers  # for type checkers: a ModuleList has modules of any kind
-        for layer, read, cache in zip(layers, state.memory, state.cache, strict=True):
-            x = layer.step(x, read, state.mask, cache)
+        for layer, read, cache in zip(state.layers, state.memory, state.cache, strict=True):
+            x = layer.run(x, read, state.mask, cache)
         state.length += 1
         return self.norm(x)
 

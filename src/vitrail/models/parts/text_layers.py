@@ -9,8 +9,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from vitrail.models.parts.key_values import KeyValues
-from vitrail.models.parts.step_linear import StepLinear
 from vitrail.models.parts.text_attention import CrossAttention, Score, TextSelfAttention
 
 NORM_EPS = 1e-5
@@ -73,10 +71,10 @@ class TextMlp(nn.Module):
 
     def __init__(self, width: int, hidden: int, activation: Literal["relu", "gelu"], dropout: float) -> None:
         super().__init__()
-        self.fc1 = StepLinear(width, hidden)
+        self.fc1 = nn.Linear(width, hidden)
         self.act = nn.ReLU() if activation == "relu" else nn.GELU()
         self.drop = nn.Dropout(dropout)
-        self.fc2 = StepLinear(hidden, width)
+        self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.drop(self.act(self.fc1(x))))
@@ -122,14 +120,3 @@ class DecoderLayer(nn.Module):
         x = self.norm1(x + self.drop(self.attn(x)))
         x = self.norm2(x + self.drop(self.cross(x, memory, mask)))
         return self.norm3(x + self.drop(self.mlp(x)))
-
-    def step(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None, cache: KeyValues) -> Tensor:
-        """One new token of each row, without dropout, and with few calls: (B, D) → (B, D)."""
-        attn, cross, mlp = self.attn, self.cross, self.mlp
-        if self.pre_norm:
-            x = x + attn.step(self.norm1(x), cache)
-            x = x + cross.step(self.norm2(x), memory, mask)
-            return x + mlp.fc2(mlp.act(mlp.fc1(self.norm3(x))))
-        x = self.norm1(x + attn.step(x, cache))
-        x = self.norm2(x + cross.step(x, memory, mask))
-        return self.norm3(x + mlp.fc2(mlp.act(mlp.fc1(x))))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.layers.positions import sinusoid
-from vitrail.models.parts.step_linear import multiply_rows
+from vitrail.models.parts.row_product import multiply_rows
 
 CPU = torch.device("cpu")
 
