@@ -260,7 +260,7 @@ def test_wrong_pairs_are_one_line(vitrail_: Run, tmp_path: Path) -> None:
     check_one_line(vitrail_(*train, "--pair", "ab-xy", "--flip", "0.5"), "--flip changes images, but pairs has sent")
     check_one_line(vitrail_(*train, "--model", "ViT-Ti/16"), "ViT-Ti/16 is a ViT, which reads images; expected a model")
     check_one_line(vitrail_(*train, "--tokenizer", "words"), "--tokenizer is 'words'; expected bpe, wordpiece")
-    check_one_line(vitrail_("train", "--batch-tokens", "5"), "--batch-tokens is for sentence pairs, but the recipe")
+    check_one_line(vitrail_("train", "--batch-tokens", "5"), "--batch-tokens is not a setting of classification")
     check_one_line(vitrail_("train", "--pair", "de-en", "--recipe", "fashion"), "--pair de-en is for sentence pairs")
     with (pairs / "train.ab").open("a") as file:
         file.write("1 2 3\n")
