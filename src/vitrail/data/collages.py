@@ -3,8 +3,8 @@
 A collage has 2 × 2 places of 28 × 28 pixels and two garments of different kinds in two of them. The sentence names the
 upper one first, or the left one of a row: "above", "left of", "above and left of" or "above and right of". One training
 collage in eight has one garment only ("a boot"), so that a garment can be removed from the others without making an
-image of a new kind, and half of the training garments are mirrored. A collage is a function of seed and index, so that
-nothing is stored. Pullovers and shirts with buttons are left out: even people confuse them with T-shirts and coats.
+image of a new kind. A collage is a function of seed and index, so that nothing is stored. Pullovers and shirts with
+buttons are left out: even people confuse them with T-shirts and coats.
 """
 
 import re
@@ -52,7 +52,6 @@ class PlacedGarment:
     word: str
     number: int  # among the garments of its kind
     place: int  # row by row: 0 top left, 1 top right, 2 bottom left, 3 bottom right
-    mirrored: bool = False
 
     @property
     def rows_and_columns(self) -> tuple[slice, slice]:
@@ -106,11 +105,9 @@ class CollageImages:
         return open_image(self.source(index)), NO_LABEL
 
     def collage(self, index: int) -> Collage:
-        places, nouns, first, second, *mirrored, alone = self.plans[index].tolist()
-        parts = zip(NOUN_PAIRS[nouns], (first, second), PLACE_PAIRS[places], mirrored, strict=True)
-        garments = tuple(
-            PlacedGarment(WORDS[noun], number, place, bool(mirror)) for noun, number, place, mirror in parts
-        )
+        places, nouns, *numbers, alone = self.plans[index].tolist()
+        parts = zip(NOUN_PAIRS[nouns], numbers, PLACE_PAIRS[places], strict=True)
+        garments = tuple(PlacedGarment(WORDS[noun], number, place) for noun, number, place in parts)
         return Collage(garments if alone < 0 else (garments[alone],))
 
     def source(self, index: int) -> NDArray[np.uint8]:
@@ -125,8 +122,7 @@ class CollageImages:
     def draw(self, garments: tuple[PlacedGarment, ...]) -> NDArray[np.uint8]:
         pixels = np.zeros((COLLAGE_SIDE, COLLAGE_SIDE, 1), np.uint8)
         for each in garments:
-            garment = self.garments[WORDS.index(each.word), each.number]
-            pixels[each.rows_and_columns][..., 0] = garment[:, ::-1] if each.mirrored else garment
+            pixels[each.rows_and_columns][..., 0] = self.garments[WORDS.index(each.word), each.number]
         return pixels
 
     def to_arrays(self) -> ArrayDataset:
@@ -156,12 +152,11 @@ def read_garments(sheet: str) -> NDArray[np.uint8]:
 
 
 def draw_plans(seed: int, part: Part, count: int, garments: int) -> NDArray[np.int64]:
-    """Of every collage: the pair of places, the pair of nouns, the number of each garment, whether it is mirrored, and
-    the one that is alone, 0 or 1, or −1 if both are there: (count, 7).
+    """Of every collage: the pair of places, the pair of nouns, the number of each garment, and the one that is alone,
+    0 or 1, or −1 if both are there: (count, 5).
     """
     keys = make_view_keys(seed, tuple(COUNTS).index(part), np.arange(count), 0)
-    mirrors = 2 if part == "train" else 1
-    choices = len(PLACE_PAIRS), len(NOUN_PAIRS), garments, garments, mirrors, mirrors, 2
+    choices = len(PLACE_PAIRS), len(NOUN_PAIRS), garments, garments, 2
     randoms = uniform_randoms(keys, len(choices) + 1, COLLAGE_PURPOSE)
     plans = (randoms[:, :-1] * choices).astype(np.int64)
     plans[randoms[:, -1] >= SINGLE_SHARES[part], -1] = -1
