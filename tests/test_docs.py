@@ -42,7 +42,14 @@ SLOW_EXAMPLES = (
     "pretrain",
     "ablate",
     "study",
+    "train --data tatoeba",
+    "train --task caption",
 )  # the pages run these commands by default
+TEXT_RUN_EXAMPLES = (  # of runs that the workplace does not have; the commands have tests of their own
+    "translate",
+    "caption",
+    "export runs/translation",
+)
 SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")
 
 
@@ -106,15 +113,20 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_vitrail(
         ["train", "--epochs", "1", "--set", "depth=1", "--set", "width=12", "-o", str(folder / "runs" / "demo")]
     )
+    translator = ["--data", "reversal", "--epochs", "1", "--set", "encoder_depth=2", "--set", "decoder_depth=2"]
+    run_vitrail(["train", *translator, "-o", str(folder / "runs" / "translate-demo-tatoeba-1")])
     return folder
 
 
 def mark_slow_examples() -> Iterator[Any]:
-    for words in help_examples():
+    for words in (each for each in help_examples() if not each.startswith(TEXT_RUN_EXAMPLES)):
         yield pytest.param(words, marks=pytest.mark.slow) if words.startswith(SLOW_EXAMPLES) else words
 
 
-@pytest.mark.parametrize("words", [each for each in help_examples() if each.startswith(SLOW_EXAMPLES)])
+NOT_RUN_BY_DEFAULT = (*SLOW_EXAMPLES, *TEXT_RUN_EXAMPLES)
+
+
+@pytest.mark.parametrize("words", [each for each in help_examples() if each.startswith(NOT_RUN_BY_DEFAULT)])
 def test_slow_help_examples_have_valid_options(words: str) -> None:
     check_command(f"vitrail {words}")
 

@@ -59,7 +59,17 @@ def test_the_wheel_installs_every_file_of_the_package(installed: Path) -> None:
     assert files == list_files(PACKAGE)
     for needed in ("py.typed", "models/costs.json", "recipes/fashion.yaml", "data/photos/cat.jpg"):
         assert needed in files
+    assert {"data/text/tatoeba/pairs.tsv.gz", "data/text/tatoeba/LICENSE"} <= files
     assert (installed / "bin" / "vitrail").exists()
+
+
+def test_the_wheel_names_the_licences_of_what_it_bundles(installed: Path) -> None:
+    (folder,) = installed.glob("vitrail-*.dist-info")
+    text = (folder / "METADATA").read_text("utf-8")
+    assert "License-Expression: Apache-2.0 AND MIT AND LicenseRef-CC-BY-2.0-FR\n" in text
+    for place in ("", "data/fashion/", "data/text/tatoeba/"):
+        own = (PACKAGE / place / "LICENSE" if place else ROOT / "LICENSE").read_bytes()
+        assert own in [path.read_bytes() for path in (folder / "licenses").rglob("LICENSE")]
 
 
 def test_commands_run_outside_the_repository_with_the_core_packages(installed: Path, tmp_path: Path) -> None:

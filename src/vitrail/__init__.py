@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from vitrail.inspection.summary import summarize
     from vitrail.loading import open_model
     from vitrail.models.catalog import list_models
+    from vitrail.predict.captioner import Captioner
     from vitrail.predict.predictor import Predictor
+    from vitrail.predict.translator import Translator
     from vitrail.recipes.recipe import open_recipe
     from vitrail.study.compare import compare
     from vitrail.tasks.teacher import Teacher
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES_BY_NAME = {
+    "Captioner": "predict.captioner",
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "DataError": "errors",
@@ -39,6 +42,7 @@ _MODULES_BY_NAME = {
     "Predictor": "predict.predictor",
     "Preprocessing": "data.preprocessing",
     "Teacher": "tasks.teacher",
+    "Translator": "predict.translator",
     "VitrailError": "errors",
     "checkpoint": "checkpoint",
     "compare": "study.compare",
@@ -61,6 +65,7 @@ _MODULES_BY_NAME = {
     "summarize": "inspection.summary",
 }
 __all__ = [  # a list of its own, which type checkers can read
+    "Captioner",
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -68,6 +73,7 @@ __all__ = [  # a list of its own, which type checkers can read
     "Predictor",
     "Preprocessing",
     "Teacher",
+    "Translator",
     "VitrailError",
     "checkpoint",
     "compare",

@@ -13,6 +13,7 @@ from support.command_processes import drop_engine_notes, kill_process, start_com
 from support.toy_datasets import write_image
 from support.unreadable_images import add_unreadable_images
 
+import vitrail
 from vitrail.loading import open_torch_model
 
 Run = Callable[..., Any]
@@ -54,6 +55,18 @@ def test_rows_are_the_features_of_the_model(vitrail_: Run, model: Path, photos: 
         (name, str(number)) for number, name in enumerate(NAMES)
     ]
     assert {path.name for path in Path("new").iterdir()} == {"f.npy", "f.files.csv"}
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_default_features_are_what_the_head_reads(vitrail_: Run, photos: Path, pool: str) -> None:
+    model = vitrail.create("ViT-Ti/16", image_size=32, width=8, depth=1, heads=1, classes=0, pool=pool)
+    vitrail.save(model, "backbone", preprocessing=vitrail.Preprocessing(image_size=32))
+    assert vitrail_("embed", "backbone", photos, "-o", "f.npy").code == 0
+    with torch.inference_mode():
+        np.testing.assert_allclose(np.load("f.npy"), model(vitrail.open_model("backbone").make_batch(NAMES)), atol=1e-4)
+    assert vitrail_("export", "backbone", "shipped").code == 0
+    assert vitrail_("embed", "shipped", photos, "-o", "shipped.npy").code == 0
+    np.testing.assert_allclose(np.load("shipped.npy"), np.load("f.npy"), atol=1e-4)
 
 
 def test_parquet_has_the_same_rows(vitrail_: Run, model: Path, photos: Path) -> None:

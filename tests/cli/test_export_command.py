@@ -22,6 +22,7 @@ from support.toy_exports import (
     remove_checksums,
     save_toy_model,
 )
+from support.toy_translators import save_translator
 
 import vitrail
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription
@@ -296,3 +297,22 @@ def test_exports_that_do_not_fit_the_command_are_refused(vitrail_: Run, exported
         result = vitrail_(*words)
         assert (result.code, len(result.err.splitlines())) == (2, 1)
         assert message in result.err
+
+
+def test_a_translator_for_ctranslate2(vitrail_: Run, current_folder: Path) -> None:
+    pytest.importorskip("ctranslate2", reason="needs the extra `ctranslate2`")
+    save_translator(current_folder / "model", share="none", output_bias=True)
+    result = vitrail_("export", "model", "out", "--to", "ctranslate2")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "out: ctranslate2, de-en, 80 tokens\nequals torch on 50 of 50 sentences\n"
+    for words, message in {
+        "export model out --to ctranslate2": "out already exists; use --overwrite",
+        "export model b --to ctranslate2 --merge 2": "--merge with --to ctranslate2; expected it with",
+        "export vit_fashion b --to ctranslate2": "vit_fashion is a ViT, which reads images; expected a model",
+        "export model b": "Transformer reads text; expected a model that reads images",
+        "predict out example:cat": "out contains a model that translates, for ctranslate2.Translator",
+    }.items():
+        refused = vitrail_(*words.split())
+        assert (refused.code, refused.err.count("\n")) == (2, 1), words
+        assert refused.err.startswith(f"vitrail: {message}"), refused.err
+    assert sorted(path.name for path in current_folder.iterdir()) == ["model", "out"]

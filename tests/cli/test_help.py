@@ -96,7 +96,8 @@ def test_a_page_has_headings_without_boxes(vitrail_: Run, monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "100")
     page = vitrail_("train", "--help").out
     lines = page.splitlines()
-    assert lines[:3] == ["Usage: vitrail train [OPTIONS]", "", "Train a model on a folder of images."]
+    assert lines[:2] == ["Usage: vitrail train [OPTIONS]", ""]
+    assert lines[2] == "Train a model on a folder of images, on sentence pairs, or on images with captions."
     headings = (
         "Common options",
         "Optimizer",

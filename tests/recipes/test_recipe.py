@@ -15,8 +15,8 @@ from vitrail.tasks import PRETRAINING_TASKS
 def test_builtin_recipes() -> None:
     pretraining = {f"{task}{suffix}" for task in PRETRAINING_TASKS for suffix in ("", "-cpu")}
     assert [name for name in list_builtin_recipe_names() if name not in pretraining] == [
-        *("cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "linear-probe", "positions", "scratch"),
-        "vit",
+        *("caption", "caption-cpu", "cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "linear-probe"),
+        *("lstm-cpu", "positions", "reversal", "scratch", "translate-cpu", "translate-demo", "vit"),
     ]
     with pytest.raises(ConfigError, match="unknown recipe 'probe'; did you mean 'linear-probe'"):  # its earlier name
         open_recipe("probe")

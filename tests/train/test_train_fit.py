@@ -84,7 +84,7 @@ def read_checkpoint_and_log(run: RunFolder) -> tuple[dict[str, Tensor], list[dic
     """The tensors of the last checkpoint and the log without times."""
     state = load_newest_checkpoint_on_ranks(run)
     assert state is not None
-    clocks = ("seconds", "images_per_second")
+    clocks = ("seconds", "images_per_second", "tokens_per_second")
     return dict(state.tensors), [
         {name: value for name, value in record.items() if name not in clocks} for record in run.read_records()
     ]

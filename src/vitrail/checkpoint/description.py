@@ -11,6 +11,7 @@ from vitrail.errors import CheckpointError, ConfigError, unknown_name_error
 from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 
 FORMAT_VERSION = 1  # increased only if an older vitrail can no longer read the folder
+TEXT_FIELDS = ("languages", "tokenizer")  # of models of text only
 TYPE_NAMES: dict[type[Any], str] = {
     int: "a whole number",
     float: "a number",
@@ -31,11 +32,16 @@ class Description:
     labels: tuple[str, ...] | None = None  # one per class, in order
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])  # free-form notes of whoever saved it
     resampling: ResamplingPolicy = "timm"  # default policy when positions are resampled to another image size
+    languages: tuple[str, str] | None = None  # source and target, of a model that translates
+    tokenizer: str | None = None  # checksum of tokenizer.json, of a model of text
     save: str = ""  # the same in both files of a folder, unless a save was interrupted between them
 
     def to_json(self, *, signed: bool = False) -> str:
         """Format as JSON, with a checksum of all entries if `signed`."""
         data = {"format": FORMAT_VERSION, **asdict(self)}
+        for name in TEXT_FIELDS:
+            if data[name] is None:
+                del data[name]  # earlier versions can read the models of images
         return json.dumps(add_checksum(data) if signed else data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -79,6 +85,17 @@ def parse_description_fields(data: dict[str, Any], kind: type[Description]) -> d
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise ConfigError(f"labels is {repr(labels)[:40]}; expected a list of strings")
         data["labels"] = tuple(labels)
+    languages, tokenizer = data.get("languages"), data.get("tokenizer")
+    if languages is not None:
+        if (
+            not isinstance(languages, list)
+            or len(languages) != 2
+            or not all(isinstance(each, str) for each in languages)
+        ):
+            raise ConfigError(f"languages is {repr(languages)[:40]}; expected two names, source and target")
+        data["languages"] = tuple(languages)
+    if not isinstance(tokenizer, str | None):
+        raise ConfigError(f"tokenizer is {repr(tokenizer)[:40]}; expected the checksum of tokenizer.json")
     if preprocessing is not None:
         names = [each.name for each in fields(Preprocessing)]
         if not isinstance(preprocessing, dict):

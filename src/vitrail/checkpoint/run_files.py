@@ -12,7 +12,8 @@ from vitrail.json_yaml import parse_json, verify_and_remove_checksum
 PLAN_FILE, LOG_FILE, CURVES_FILE = "run.json", "log.jsonl", "curves.png"
 RUN_SUBFOLDERS = ("checkpoints", "model", "best", "tensorboard", "figures")  # best: the model of the best evaluation
 CHECKPOINTS_FOLDER, MODEL_FOLDER, BEST_FOLDER, TENSORBOARD_FOLDER, FIGURES_FOLDER = RUN_SUBFOLDERS
-LAST_WRITTEN_FILE = f"{MODEL_FOLDER}/config.json"  # saving a model writes its config last
+# saving a model writes its config last; a captioner has two models, of which the decoder is the last
+LAST_WRITTEN_FILES = (f"{MODEL_FOLDER}/config.json", f"{MODEL_FOLDER}/decoder/config.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class FinishedRun:
     data: str | None = None
     seed: int = 0
     val_share: float = 0.2
+    pair: str | None = None  # source and target language of sentence pairs
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -30,7 +32,7 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def is_run_finished(folder: Path) -> bool:
-    return (folder / LAST_WRITTEN_FILE).is_file()
+    return any((folder / name).is_file() for name in LAST_WRITTEN_FILES)
 
 
 def find_finished_run(folder: Path) -> FinishedRun | None:
@@ -52,11 +54,13 @@ def find_finished_run(folder: Path) -> FinishedRun | None:
         warnings.warn(f"{folder}: {damage}; its validation images are unknown", stacklevel=2)
     request, recipe = (part if isinstance(part, dict) else {} for part in (plan.get("request"), plan.get("recipe")))
     data, seed, share = request.get("data"), recipe.get("seed"), request.get("val_share")
+    pair = request.get("pair")
     return FinishedRun(
         model=folder / MODEL_FOLDER,
         data=data if isinstance(data, str) else None,
         seed=seed if isinstance(seed, int) else 0,
         val_share=share if isinstance(share, float) else 0.2,
+        pair=pair if isinstance(pair, str) else None,
     )
 
 

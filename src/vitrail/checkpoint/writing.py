@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import get_built_in_family, has_layout
+from vitrail.checkpoint.family_sources import choose_source, get_built_in_family, has_layout
 from vitrail.checkpoint.layout import OWN_LAYOUT, Layout, get_layout, list_layouts
 from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
+from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum, write_tokenizer_file
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.models.catalog import load_built_in_families
@@ -38,12 +39,15 @@ def write(
     resampling: ResamplingPolicy = "timm",
     family: Family | None = None,
     parts: Mapping[str, Tensor] | None = None,
+    languages: Sequence[str] | None = None,
+    tokenizer: str | None = None,
 ) -> None:
     """Write the model with its description, by default in vitrail's own layout.
 
     `to` is timm, hf, torchvision, google, deit, dino, mae, t2t or akamaster for another library's layout. Warn about
     what the layout cannot represent, and how much the outputs of its readers differ. `family` is needed only for a
     model from outside the package. `parts` are tensors next to the model, such as a decoder, if the layout has them.
+    `languages`, source and target, and `tokenizer`, the text of a tokenizer.json, are for models that translate.
 
     >>> model = vitrail.create("ViT-Ti/16", image_size=32, classes=2, depth=1)
     >>> vitrail.save(model, "my_model", labels=["ants", "bees"], preprocessing=vitrail.Preprocessing(image_size=32))
@@ -73,6 +77,8 @@ def write(
             labels=None if labels is None else tuple(labels),
             provenance={"vitrail": __version__, **(provenance or {})},
             resampling=resampling,
+            languages=None if languages is None else (languages[0], languages[1]),
+            tokenizer=None if tokenizer is None else compute_tokenizer_checksum(tokenizer),
         )
         text = description.to_json()
         text.encode("utf-8")  # half a surrogate pair is valid JSON but cannot be encoded
@@ -82,8 +88,11 @@ def write(
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     with torch.device("meta"):
         check_tensors_fit_model(family.build(config), tensors, "the model")
+    if tokenizer is not None:
+        write_tokenizer_file(Path(path), tokenizer)  # before config.json, which is written last
     tensors_and_parts = tensors if parts is None else {**tensors, **collect_parts(layout, parts)}
-    assumed = layout.write({name: each.cpu() for name, each in tensors_and_parts.items()}, description, Path(path))
+    stored = description if to == OWN_LAYOUT else leave_out_pool_of_headless_model(description, to)
+    assumed = layout.write({name: each.cpu() for name, each in tensors_and_parts.items()}, stored, Path(path))
     warn_of_unstored_fields(to, Path(path), description)
     for name, theirs in assumed.items():
         ours = {**family.checkpoint.implied, **asdict(config)}.get(name, theirs)
@@ -94,6 +103,20 @@ def write(
                 f"{difference:.1e} (standard deviation of outputs: {deviation:.1e}) on random images",
                 stacklevel=2,
             )
+
+
+def leave_out_pool_of_headless_model(description: Description, to: str) -> Description:
+    """The description with pool='class', for a layout without a mean; its readers return the same tokens."""
+    config = description.config
+    headless = not config.get("classes") and config.get("class_token") and config.get("pool") == "mean"
+    if not headless or "mean" in choose_source(to, description)[1].supported.get("pool", ("mean",)):
+        return description
+    warnings.warn(
+        f"{to} cannot store pool='mean': its readers return the same tokens, but pool the class token; take the mean "
+        "of the patch tokens",
+        stacklevel=3,
+    )
+    return replace(description, config={**config, "pool": "class"})
 
 
 def collect_parts(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -113,4 +113,6 @@ def convert(
         parts=read_part_tensors(checkpoint) if parts else None,
     )
     snippet = LOAD_SNIPPETS.get(to if out.is_dir() else "", "").format(path=str(out))
+    if not found.model.config.classes:
+        snippet = snippet.replace("AutoModelForImageClassification", "AutoModel")
     print(f"{out}: written in the {to} layout{f'; open it with {snippet}' if snippet else ''}")

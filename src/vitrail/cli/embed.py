@@ -12,7 +12,7 @@ def embed(
     model: flags.Model,
     /,
     *images: Images,
-    features: Literal["class", "mean", "tokens"] = "class",
+    features: Literal["class", "mean", "tokens"] | None = None,
     kind: Annotated[Literal["npy", "parquet"] | None, Parameter(name=("--format", "-f"))] = None,
     options: Annotated[PredictFlags | None, Parameter(name="*")] = None,
 ) -> None:
@@ -31,8 +31,9 @@ def embed(
     Parameters
     ----------
     features
-        The class token, the mean of the patch tokens, or all tokens; each after the last norm.
+        The class token, the mean of the patch tokens, or all tokens; each after the last norm. [default: class, or mean
+        for a model whose head reads the mean]
     kind
         Format of the file. [default: by the suffix of OUT]
     """
-    (options or PredictFlags()).run_job("embed", model, images, features, format=kind)
+    (options or PredictFlags()).run_job("embed", model, images, features or "features", format=kind)

@@ -19,6 +19,7 @@ EXTRAS = {  # optional packages: the extra that installs them, or none
     "tensorboard": "log",
     "simplejpeg": "fast",
     **dict.fromkeys(("tokenizers", "sacrebleu"), "text"),
+    "ctranslate2": "ctranslate2",
     **dict.fromkeys(("starlette", "uvicorn", "prometheus-client"), "serve"),
     **dict.fromkeys(("timm", "transformers", "torchvision"), None),
 }

@@ -1,15 +1,17 @@
-"""vitrail eval: measure a model on labelled images."""
+"""vitrail eval: measure a model on labelled images, on sentence pairs, or on images with captions."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.groups import MODEL
+from vitrail.cli.options.groups import MODEL, TRANSLATION
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import prepare_figure_folder, print_report
+from vitrail.errors import ConfigError
 
 
 def eval(  # noqa: A001
@@ -20,6 +22,9 @@ def eval(  # noqa: A001
     out: flags.OptionalOut = None,
     real: flags.RealLabels = None,
     head: Annotated[Literal["both", "class", "distill"] | None, Parameter(group=MODEL)] = None,
+    pair: Annotated[str | None, Parameter(group=TRANSLATION)] = None,
+    part: Annotated[str | None, Parameter(group=TRANSLATION)] = None,
+    beam: Annotated[int | None, Parameter(group=TRANSLATION)] = None,
     image_size: flags.ImageSize = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
@@ -30,25 +35,54 @@ def eval(  # noqa: A001
     strict: flags.Strict = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Evaluate a model on labelled images.
+    """Evaluate a model on labelled images, or a run on its sentence pairs or captions.
 
-    Prints top-1 and top-5 accuracy, loss, calibration, the worst classes and the most confused pairs. Uses the
+    Prints top-1 and top-5 accuracy, loss, calibration, the worst classes and the most confused pairs; of translations
+    BLEU and chrF with the signatures of sacreBLEU, perplexity and exact matches; of captions exact matches and BLEU,
+    for collages also whether the words attend to what they name. Uses the
     validation part of the data: all images of a folder without one, and for the data of a run the images that the
-    run was not trained on. Files are written only with --out.
+    run was not trained on; of captions the test part, if there is one. Files are written only with --out.
 
     Examples::
 
         vitrail eval vit_fashion --data fashion
         vitrail eval vit_fashion --data fashion --out results
         vitrail eval runs/demo --json
+        vitrail eval runs/translate-demo-tatoeba-1 --beam 4
 
     Parameters
     ----------
     out
-        Folder for confusion.png, reliability.png and evaluation.json.
+        Folder for confusion.png, reliability.png and evaluation.json, for translations.tsv or captions.tsv and
+        evaluation.json.
     head
         For a model with a distillation token: the mean of both heads, or one of them. [default: both]
+    pair
+        Languages of the sentence pairs, source and target: de-en. [default: those of the model]
+    part
+        Sentence pairs to use: val, train or the name of a test set, such as test_2016_flickr. [default: val]
+    beam
+        Beginnings of a translation or a caption that are kept at each step; 1 is greedy search. [default: 4]
     """
+    text_options = {"pair": pair, "part": part, "beam": beam}
+    image_options = {
+        "real": real,
+        "head": head,
+        "image-size": image_size,
+        "set": fields,
+        "preprocessing": preprocessing,
+    }
+    if reads_text(checkpoint):
+        refuse_options(image_options, f"{checkpoint} reads text")
+        evaluate_translation(checkpoint, data, out, text_options, batch, device, overwrite=overwrite, as_json=as_json)
+        return
+    if writes_captions(checkpoint):
+        refuse_options({**image_options, "pair": pair, "part": part}, f"{checkpoint} describes images")
+        evaluate_captions(
+            checkpoint, data, out, beam, batch, device, strict=strict, overwrite=overwrite, as_json=as_json
+        )
+        return
+    refuse_options(text_options, f"{checkpoint} reads images")
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
     if image_size is not None:
         given["image_size"] = parse_size(image_size)
@@ -67,3 +101,85 @@ def eval(  # noqa: A001
         result = opened.run(batch=batch, workers=workers, strict=strict, progress=advance)
     report = {"checkpoint": checkpoint, "data": opened.data, **result.to_json()}
     print_report(result, report, write_evaluation(result, report, out) if out else (), as_json=as_json)
+
+
+def reads_text(checkpoint: str) -> bool:
+    """Whether a folder holds a model of text."""
+    from vitrail.export.description import is_exported
+    from vitrail.text_loading import is_text_model
+
+    return not is_exported(checkpoint) and is_text_model(checkpoint)
+
+
+def refuse_options(given: dict[str, Any], reason: str) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"--{name} is not for this model, since {reason}; remove it")
+
+
+def evaluate_translation(
+    model: str,
+    data: str | None,
+    out: Path | None,
+    options: dict[str, Any],
+    batch: int,
+    device: str,
+    *,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Evaluate a run of translation, and print or write the result."""
+    check_minimum("--batch", batch, 1)
+
+    from vitrail.evaluation.text_evaluation import TEXT_EVALUATION_FILES, open_text_evaluation
+    from vitrail.predict.translator import SearchSettings
+
+    search = SearchSettings() if options["beam"] is None else SearchSettings(beam=options["beam"])
+    opened = open_text_evaluation(model, data, pair=options["pair"], part=options["part"], device=device)
+    print_notes(opened.notes)
+    prepare_figure_folder(out, TEXT_EVALUATION_FILES, overwrite=overwrite)
+    with progress_bar(len(opened.pairs)) as advance:
+        result = opened.run(search, batch=batch, progress=advance)
+    report = {"checkpoint": model, "data": opened.data, **result.to_json()}
+    print_report(result, report, result.write(report, out) if out else (), as_json=as_json)
+
+
+def writes_captions(checkpoint: str) -> bool:
+    from vitrail.caption_loading import is_caption_model
+
+    return is_caption_model(checkpoint)
+
+
+def evaluate_captions(
+    model: str,
+    data: str | None,
+    out: Path | None,
+    beam: int | None,
+    batch: int,
+    device: str,
+    *,
+    strict: bool,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Evaluate a run of captions, and print or write the result."""
+    check_minimum("--batch", batch, 1)
+
+    from vitrail.inspection.caption_evaluation import (
+        CAPTION_EVALUATION_FILES,
+        choose_part,
+        evaluate_captioner,
+        open_evaluation_data,
+    )
+    from vitrail.predict.captioner import Captioner
+    from vitrail.predict.translator import SearchSettings
+
+    search = SearchSettings() if beam is None else SearchSettings(beam=beam)
+    captioner = Captioner(model, device=device, batch=batch)
+    opened = open_evaluation_data(captioner, data)
+    print_notes(opened.notes)
+    prepare_figure_folder(out, CAPTION_EVALUATION_FILES, overwrite=overwrite)
+    with progress_bar(len(choose_part(opened))) as advance:
+        result = evaluate_captioner(captioner, opened, search=search, strict=strict, progress=advance)
+    report = {"checkpoint": model, "data": opened.name, **result.to_json()}
+    print_report(result, report, result.write(report, out) if out else (), as_json=as_json)

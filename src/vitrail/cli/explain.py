@@ -1,4 +1,4 @@
-"""vitrail explain: figures of what a model attends to."""
+"""vitrail explain: figures of what a model attends to, in photos or in a sentence."""
 
 import json
 import sys
@@ -9,7 +9,8 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer, open_inspected_model
-from vitrail.cli.options.predict_flags import Images
+from vitrail.cli.options.predict_flags import OptionalImages
+from vitrail.cli.options.values import parse_fields
 from vitrail.cli.output.messages import print_error, print_note
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.usage_errors import check_arguments
@@ -22,7 +23,8 @@ Method = Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms
 def explain(
     checkpoint: flags.TorchModel,
     /,
-    *images: Images,
+    *images: OptionalImages,
+    sentence: str | None = None,
     out: flags.Out = Path("explained"),
     method: Method | None = None,
     layer: str = "-1",
@@ -35,6 +37,7 @@ def explain(
     data: str | None = None,
     k: int | None = None,
     check: Annotated[bool, Parameter(negative=())] = False,
+    beam: int | None = None,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
@@ -44,7 +47,7 @@ def explain(
     device: flags.Device = "auto",
     as_json: flags.Json = False,
 ) -> None:
-    """Draw what a model attends to in each photo.
+    """Draw what a model attends to in each photo, or in a sentence that it translates.
 
     The photo stays bright where the model attends and is darkened elsewhere. grad-rollout follows the attention
     through all layers and keeps what contributes to a class; rollout keeps all; attention shows a layer and its
@@ -54,6 +57,10 @@ def explain(
     similar images of --data. Both take any model, also without attention. An image that cannot be read is reported
     and skipped; the exit code is then 2.
 
+    With --sentence, a model of text translates it. The figures show the words that each word reads (cross-attention,
+    all heads, self-attention) next to those that it depends on, found by leaving out each word, and the beam search;
+    a page shows all of it with lines between the words.
+
     Examples::
 
         vitrail explain cct_cifar10 example:cat
@@ -62,11 +69,14 @@ def explain(
         vitrail explain vit_fashion photos -o explained_photos --json
         vitrail explain cct_cifar10 example:cat example:rocket --method pca -o together
         vitrail explain vit_fashion example:coffee --method neighbours --data fashion -o similar
+        vitrail explain runs/translate-demo-tatoeba-1 --sentence "Ein Hund läuft." --layer 1 --head 0
 
     Parameters
     ----------
+    sentence
+        A sentence to translate and explain, instead of photos. [default: photos are explained]
     out
-        Folder for PHOTO.METHOD.png.
+        Folder for PHOTO.METHOD.png, or the figures and the page of a sentence.
     method
         What is drawn. [default: grad-rollout; rollout with --head or --discard, heads with --mass; rollout, heads and
         pca for a model without classes; norms if there are no maps (Linformer)]
@@ -91,6 +101,8 @@ def explain(
         For neighbours: number of images to show. [default: 5]
     check
         Print the probability of the class without the 30 % most and the 30 % least attended patches.
+    beam
+        For a sentence: number of beginnings that the beam search keeps. [default: 4]
     """
     check_arguments("explain", checkpoint, images)
 
@@ -105,11 +117,27 @@ def explain(
         "--mass": mass is not None,
         "--check": check,
     }
-    writing: dict[str, Any] = {
-        "stdin": get_binary_buffer(sys.stdin),
+    drawn: dict[str, Any] = {
         "suffixes": (".png", ".svg") if svg else (".png",),
         "arrays": arrays,
         "overwrite": overwrite,
+    }
+    if sentence is not None:
+        for_photos = {name: is_given for name, is_given in of_maps.items() if name not in ("--layer", "--head")}
+        for_photos |= {"--method": method is not None, "--labels": labels is not None, "a photo": bool(images)}
+        refuse_with_sentence({**for_photos, "--preprocessing": preprocessing is not None})
+        how: dict[str, Any] = {"layer": parse_place("--layer", layer), "beam": 4 if beam is None else beam}
+        how["head"] = head if head == "mean" else parse_place("--head", head)
+        opening = {"fields": parse_fields(fields), "device": device}
+        print(explain_text(checkpoint, sentence, out, opening, as_json=as_json, **how, **drawn))
+        return
+    if beam is not None:
+        raise ConfigError("--beam needs --sentence")
+    if not images:
+        raise ConfigError("explain needs IMAGES. See vitrail explain --help.")
+    writing: dict[str, Any] = {
+        **drawn,
+        "stdin": get_binary_buffer(sys.stdin),
         "on_explained": ignore if as_json else print,
         "on_error": print_error,
     }
@@ -151,6 +179,37 @@ def explain(
     if as_json:
         print(json.dumps(result.report, indent=2))
     result.raise_if_failed()
+
+
+def refuse_with_sentence(options: dict[str, bool]) -> None:
+    """Refuse what is for photos."""
+    for name, is_given in options.items():
+        if is_given:
+            raise ConfigError(f"{name} with --sentence; expected one of them")
+
+
+def parse_place(option: str, text: str) -> int:
+    """A layer or head of a model of text."""
+    try:
+        return int(text)
+    except ValueError:
+        expected = "a number from 0, or -1 for the last" + "; or mean" * (option == "--head")
+        raise ConfigError(f"{option} {text!r} with --sentence; expected {expected}") from None
+
+
+def explain_text(
+    checkpoint: str, sentence: str, out: Path, opening: dict[str, Any], *, as_json: bool, **options: Any
+) -> str:
+    """Explain how a model of text translates a sentence; what is printed about it."""
+    from vitrail.distributed import Ranks, resolve_device
+    from vitrail.report.translation_report import explain_sentence_files
+    from vitrail.text_loading import open_text_model
+
+    device = resolve_device(opening["device"], Ranks())
+    loaded = open_text_model(checkpoint, fields=opening["fields"], device=device)
+    explained, written = explain_sentence_files(loaded, sentence, out, **options)
+    files = list(map(str, written))
+    return json.dumps([{**explained.to_json(), "written": files}], indent=2) if as_json else f"{explained}; {files[-1]}"
 
 
 def ignore(_: object) -> None:

@@ -19,7 +19,7 @@ def export(
     out: Path,
     /,
     *,
-    to: Literal["onnx", "onnx-int8", "torch-export"] = "onnx",
+    to: Literal["onnx", "onnx-int8", "torch-export", "ctranslate2"] = "onnx",
     features: Literal["class", "mean", "tokens"] | None = None,
     image_size: flags.ImageSize = None,
     dynamic: Annotated[bool, Parameter(negative=(), group=MODEL)] = False,
@@ -39,18 +39,23 @@ def export(
     and the images of --check. An exact export differs by less than 1e-4; for int8, the number of images with the same
     top class is printed.
 
+    A model that translates is exported with --to ctranslate2: a folder with model.bin, the vocabulary and
+    tokenizer.json for ctranslate2.Translator, compared with torch token by token.
+
     Examples::
 
         vitrail export vit_fashion exported
         vitrail export vit_fashion small --to onnx-int8 --check photos
         vitrail export vit_fashion features --features mean
+        vitrail export runs/translate-demo-tatoeba-1 translator --to ctranslate2
 
     Parameters
     ----------
     out
         Folder to write.
     to
-        Format. onnx-int8 is smaller and about twice as fast, but not exact; torch-export is for torch.export.load.
+        Format. onnx-int8 is smaller and about twice as fast, but not exact; torch-export is for torch.export.load,
+        ctranslate2 for a Transformer that translates.
     features
         Export features instead of classes, for `vitrail embed`: the class token, the mean of the patches, or all
         tokens. [default: classes; without a head, the features that it would read]
@@ -76,6 +81,13 @@ def export(
     from vitrail.export.atomic_folder import check_target_folder
 
     check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
+    if to == "ctranslate2":
+        others = {"--features": features, "--image-size": image_size, "--dynamic": dynamic, "--portable": portable}
+        others |= {"--merge": merge, "--labels": labels, "--preprocessing": preprocessing, "--check": check}
+        if unused := [name for name, value in others.items() if value]:
+            raise ConfigError(f"{unused[0]} with --to ctranslate2; expected it with a model that reads images")
+        print(export_translator(checkpoint, out, given, overwrite=overwrite))
+        return
 
     from vitrail.export.export import export_model
     from vitrail.loading import open_dynamic_module, open_torch_model
@@ -118,3 +130,23 @@ def export(
         print(f"equals torch on {format_count(checked.images, 'image')} within {checked.difference:.1e}")
     if to != "torch-export":
         print(f"use it: vitrail {'embed' if features else 'predict'} {out} photo.jpg")
+
+
+def export_translator(checkpoint: str, out: Path, fields: dict[str, Any], *, overwrite: bool) -> str:
+    """Export a model of text to CTranslate2; what is printed about it."""
+    from vitrail.export.ctranslate2_export import export_to_ctranslate2
+    from vitrail.export.ctranslate2_spec import import_ctranslate2
+    from vitrail.text_loading import open_text_model
+
+    import_ctranslate2()  # before a model is read
+    loaded = open_text_model(checkpoint, fields=fields)
+    checked = export_to_ctranslate2(
+        loaded.model,
+        loaded.tokenizer,
+        out,
+        languages=loaded.languages,
+        provenance={"checkpoint": str(checkpoint)},
+        overwrite=overwrite,
+    )
+    pair = "-".join(loaded.languages or ()) or "text"
+    return f"{out}: ctranslate2, {pair}, {loaded.tokenizer.vocabulary:,} tokens\n{checked}"

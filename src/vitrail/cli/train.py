@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
-from vitrail.cli.options.train_flags import RunFlags
+from vitrail.cli.options.recipe_flags import TrainRecipeFlags, collect_given_flags
+from vitrail.cli.options.train_flags import ImageOrTextFlags, RunFlags
 from vitrail.cli.options.values import parse_fields
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import Recipe, open_recipe
@@ -15,14 +15,15 @@ from vitrail.recipes.recipe import Recipe, open_recipe
 
 def train(
     *,
-    flags: Annotated[RunFlags | None, Parameter(name="*")] = None,
-    settings: Annotated[RecipeFlags | None, Parameter(name="*")] = None,
+    flags: Annotated[ImageOrTextFlags | None, Parameter(name="*")] = None,
+    settings: Annotated[TrainRecipeFlags | None, Parameter(name="*")] = None,
 ) -> None:
-    """Train a model on a folder of images.
+    """Train a model on a folder of images, on sentence pairs, or on images with captions.
 
     By default a small ViT is trained on the bundled Fashion-MNIST sample, in about a minute. A run is a folder with its
     settings, log, checkpoints, curves and the final model. Press Ctrl-C to save and stop; continue with --resume RUN.
-    Recipes override presets, and options override both; [recipe: …] shows the values of fashion, the default recipe.
+    Recipes override presets, and options override both; [recipe: …] shows the values of fashion, the default recipe,
+    and of translate-cpu for translation, caption-cpu for captions.
     On several GPUs or machines: torchrun --nproc-per-node 8 -m vitrail train …
 
     Examples::
@@ -31,10 +32,12 @@ def train(
         vitrail train --data photos --init vit_fashion --batch 4    # fine-tune a model
         vitrail train --data photos --model ViT-Ti/16 --image-size 32 --batch 4 --minutes 0.1
         vitrail train --data photos --init vit_fashion --batch 4 --dry-run
+        vitrail train --data tatoeba --pair de-en                   # learn to translate, two minutes
+        vitrail train --task caption                                # learn to describe generated collages
         vitrail train --resume runs/demo
         vitrail train --resume runs/demo --epochs 2                 # extend a finished run
     """
-    start_or_resume(TrainingCommand(), flags, settings)
+    start_or_resume(TrainingCommand(), flags or ImageOrTextFlags(), settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from time import sleep
 
 from vitrail.errors import CheckpointError, VitrailError, describe_error
-from vitrail.export.description import CONFIG_FILE, EXPORT_FILES, has_export_config
+from vitrail.export.description import CONFIG_FILE, CTRANSLATE2_FILES, EXPORT_FILES, has_export_config
 from vitrail.files import is_leftover_temporary_file
 from vitrail.locks import LOCK_FILE_NAME, InUseError, lock_folder
 
@@ -38,9 +38,12 @@ def check_target_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_only_export_files(folder: Path) -> None:
-    """Refuse a folder that contains anything but the files of an export."""
+    """Refuse a folder that contains anything but the files of an export, of one kind."""
+    names = {path.name for path in folder.iterdir()}
+    of_images = names & {*EXPORT_FILES} - {CONFIG_FILE, *CTRANSLATE2_FILES}
+    files = [name for name in EXPORT_FILES if not (of_images and name in CTRANSLATE2_FILES)]
     for path in folder.iterdir():
-        known = path.name in (*EXPORT_FILES, LOCK_FILE_NAME) or is_leftover_temporary_file(path, CONFIG_FILE)
+        known = path.name in (*files, LOCK_FILE_NAME) or is_leftover_temporary_file(path, CONFIG_FILE)
         if not known or not stat.S_ISREG(path.lstat().st_mode):
             raise CheckpointError(
                 f"{folder} holds {path.name!r}, which is not part of an export, so nothing in it is replaced; "

@@ -15,7 +15,12 @@ from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checks
 
 ONNX_FILE, CONFIG_FILE, TORCH_PROGRAM_FILE = "model.onnx", "config.json", "model.pt2"
 ONNX_DATA_FILE = f"{ONNX_FILE}.data"  # weights that exceed the 2 GB limit of model.onnx
-EXPORT_FILES = (ONNX_DATA_FILE, ONNX_FILE, TORCH_PROGRAM_FILE, CONFIG_FILE)  # of any export, in the order of writing
+CTRANSLATE2_FILES = ("model.bin", "shared_vocabulary.json", "tokenizer.json")
+EXPORT_FILES = (  # of any export, in the order of writing
+    *(ONNX_DATA_FILE, ONNX_FILE, TORCH_PROGRAM_FILE),
+    *CTRANSLATE2_FILES,
+    CONFIG_FILE,
+)
 METADATA_KEY = "vitrail"  # the key of the same description inside the ONNX file
 FORMAT_VERSION = 1  # grows only when an older vitrail can no longer use the file
 PRECISIONS = ("fp32", "int8")
@@ -153,6 +158,11 @@ def find_onnx_file(place: str | Path) -> Path:
         raise CheckpointError(
             f"{place} contains a program for torch.export.load, {TORCH_PROGRAM_FILE}; expected {ONNX_FILE}: "
             "export the model to onnx"
+        )
+    if (path / CTRANSLATE2_FILES[0]).exists():
+        raise CheckpointError(
+            f"{place} contains a model that translates, for ctranslate2.Translator; expected {ONNX_FILE}: a model that "
+            "reads images"
         )
     raise CheckpointError(f"{file} is missing; expected what `vitrail export` wrote: {ONNX_FILE} and {CONFIG_FILE}")
 

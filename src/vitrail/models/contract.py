@@ -251,7 +251,9 @@ def check_reads_images(model: object) -> None:
     """Refuse a model, or the class of one, that reads text; modules of other libraries pass."""
     kind = model if isinstance(model, type) else type(unwrap_compiled(model))
     if issubclass(kind, Model) and kind.reads != "images":
-        raise ConfigError(f"{kind.__name__} reads {kind.reads}; expected a model that reads images")
+        raise ConfigError(
+            f"{kind.__name__} reads {kind.reads}; expected a model that reads images (`vitrail translate` is for text)"
+        )
 
 
 def find_image_model(model: object) -> ImageModel | None:

@@ -4,11 +4,14 @@ B batch, N source tokens, M target tokens, V vocabulary, D width, L layers, H he
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torch import Tensor
 
 from vitrail.models.contract import Model
+
+if TYPE_CHECKING:
+    from vitrail.models.parts.text_stacks import TextStacks
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class TextModel(Model):
     """
 
     reads = "text"
+    blocks: tuple[str, ...] = ()  # names of its layers in the module, in order; their matrices are for Muon
     length_limit: int | None = None  # the longest source or target in tokens; None: any
+    memory_width: int | None = None  # of the tokens that it reads of another model; None: it encodes its own source
     no_maps_reason: str = ""  # why it has no attention to look at; empty if it has
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -72,3 +77,7 @@ class TextModel(Model):
     def attention_maps(self, memory: Memory, target: Tensor, source: Tensor | None = None) -> TextAttention:
         """The attention of `decode`, and of `encode` if the `source` is given."""
         raise NotImplementedError
+
+    def find_stacks(self) -> "TextStacks | None":
+        """Its encoder and decoder, if they are those of a Transformer, for exports; None if they are not."""
+        return None

@@ -20,7 +20,8 @@ from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.parts.text_attention import MultiHeadAttention, Score, collect_weights
 from vitrail.models.parts.text_decoder import DecoderState, TextDecoder, make_padding_mask
-from vitrail.models.parts.text_layers import EncoderLayer, LayerSizes
+from vitrail.models.parts.text_layers import DecoderLayer, EncoderLayer, LayerSizes
+from vitrail.models.parts.text_stacks import TextStacks
 from vitrail.models.parts.token_embedding import (
     OutputLayer,
     SequencePositions,
@@ -96,6 +97,7 @@ class Transformer(TextModel):
         super().__init__(config)
         width, sizes = config.width, config.layer_sizes
         self.length_limit = config.length
+        self.memory_width = None if config.encoder_depth else config.memory_width or width
         self.target_embed = TokenEmbedding(config.vocabulary, width, config.pad, scale=math.sqrt(width))
         self.target_positions = SequencePositions(config.positions, config.length, width)
         self.decoder = TextDecoder(config.decoder_depth, sizes, config.memory_width or width)
@@ -109,6 +111,10 @@ class Transformer(TextModel):
             if config.share != "all":
                 rows = config.source_vocabulary or config.vocabulary
                 self.source_embed = TokenEmbedding(rows, width, config.pad, scale=math.sqrt(width))
+        self.blocks = (
+            *(f"encoder.layers.{layer}" for layer in range(config.encoder_depth)),
+            *(f"decoder.layers.{layer}" for layer in range(config.decoder_depth)),
+        )
         self.init_weights()
 
     def draw_weights(self) -> None:
@@ -168,6 +174,24 @@ class Transformer(TextModel):
             encoder=torch.stack(encoder_maps, dim=1) if encoder_maps else None,
             decoder=torch.stack(decoder_maps, dim=1),
             cross=torch.stack(cross_maps, dim=1),
+        )
+
+    def find_stacks(self) -> TextStacks | None:
+        """None for a decoder alone."""
+        if self.encoder is None or self.source_positions is None:
+            return None
+        encoder, decoder = self.encoder, self.decoder
+        return TextStacks(
+            sizes=self.config.layer_sizes,
+            source_embed=self.source_embed or self.target_embed,
+            source_positions=self.source_positions,
+            encoder=tuple(each for each in encoder.layers if isinstance(each, EncoderLayer)),
+            encoder_norm=encoder.norm,
+            target_embed=self.target_embed,
+            target_positions=self.target_positions,
+            decoder=tuple(each for each in decoder.layers if isinstance(each, DecoderLayer)),
+            decoder_norm=decoder.norm,
+            output=self.output,
         )
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class EngineOptions:
     batch: int | None = None
     streams: int | None = None
     threads: int | None = None
-    output: OutputKind = "logits"
+    output: OutputKind | Literal["features"] = "logits"  # features: what the head of the model reads
     merge: int = 0
     labels: Sequence[str] | None = None
     preprocessing: GivenPreprocessing = None

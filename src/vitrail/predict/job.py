@@ -137,7 +137,7 @@ class PredictJob:
         return {
             **identify_model(self.model),
             "format": kind,
-            "output": self.options.output,
+            "output": predictor.output,
             "merge": self.options.merge,
             "exact": self.options.exact,
             "int8": predictor.engine.name == "int8",

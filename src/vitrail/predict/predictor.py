@@ -33,6 +33,7 @@ DEFAULT_BATCH = 8  # images
 EngineName = Literal["auto", "eager", "compiled", "onnx", "int8"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 FeatureKind = Literal["class", "mean", "tokens"]
+FEATURES = "features"  # as an output: the kind that the head of the model reads
 
 
 class Predictor:
@@ -40,8 +41,8 @@ class Predictor:
 
     `model` is a name, a path, a module or what `vitrail.open_model` returned. `engine`: eager or compiled torch; onnx
     or int8, which export the model once to a cache; auto is onnx for an exported model and eager otherwise. `output` is
-    logits, or for a model without a head features. `preprocessing`, `labels`, `device` and `fields` are those of
-    `vitrail.open_model`.
+    logits, or for a model without a head features: what its head would read, class or mean.
+    `preprocessing`, `labels`, `device` and `fields` are those of `vitrail.open_model`.
 
     >>> predictor = vitrail.Predictor("vit_fashion")
     >>> photo = vitrail.open_data("fashion").val.source(9)
@@ -61,7 +62,7 @@ class Predictor:
         engine: EngineName = "auto",
         streams: int = 1,
         threads: int | None = None,
-        output: OutputKind | None = None,
+        output: OutputKind | Literal["features"] | None = None,
         merge: int = 0,
         limits: ImageLimits = DEFAULT_LIMITS,
         scaled: bool = False,
@@ -69,8 +70,8 @@ class Predictor:
     ) -> None:
         if engine not in ENGINE_NAMES:
             raise unknown_name_error("engine", engine, ENGINE_NAMES)
-        if output not in (None, *OUTPUT_KINDS):
-            raise unknown_name_error("output", output, OUTPUT_KINDS)
+        if output not in (None, FEATURES, *OUTPUT_KINDS):
+            raise unknown_name_error("output", output, (FEATURES, *OUTPUT_KINDS))
         for name, count in (("streams", streams), ("threads", 1 if threads is None else threads)):
             check_count(name, count)
         if not isinstance(limits, ImageLimits):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -81,7 +82,9 @@ class Predictor:
         )
         self.preprocessing, self.labels = self.loaded.preprocessing, self.loaded.labels
         self.classes = self.loaded.classes
-        self.output: OutputKind = output or choose_output(self.loaded)
+        self.output: OutputKind = (
+            choose_features(self.loaded) if output == FEATURES else output or choose_output(self.loaded)
+        )
         self.model: Any = None  # the module, if torch runs it
         if not isinstance(self.loaded.model, ExportedModel) and engine not in ("onnx", "int8"):
             from vitrail.models.token_merging import add_token_merging
@@ -242,9 +245,10 @@ def choose_output(loaded: LoadedModel) -> OutputKind:
 
 
 def choose_features(loaded: LoadedModel) -> OutputKind:
-    """What the head reads: the class token, or the mean of the patch tokens."""
+    """What the head reads: the class token, or the mean of the patch tokens; of an export, the features it returns."""
     if isinstance(loaded.model, ExportedModel):
-        return "class"  # which it may not return
+        output = loaded.model.description.output
+        return "class" if output == "logits" else output  # an export of logits has no features, which is an error
     from vitrail.models.contract import find_image_model
 
     declared = find_image_model(loaded.model)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.data.augment.config import Augmentation, field_with_help
-from vitrail.errors import ConfigError, describe_error, unknown_name_error
+from vitrail.errors import ConfigError, DataError, describe_error, unknown_name_error
 from vitrail.files import read_text
 from vitrail.json_yaml import parse_yaml
 from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields, check_range
@@ -70,7 +70,9 @@ class LoopSettings:
     minutes: float | None = field_with_help(
         None, "Time budget instead of epochs; the number of steps is computed from the measured speed."
     )
-    batch: int = field_with_help(128, "Images per step, over all processes and micro-batches.")
+    batch: int = field_with_help(
+        128, "Images per step, over all processes and micro-batches; of sentences the largest number."
+    )
     accumulate: int = field_with_help(1, "Micro-batches per step (gradient accumulation), to save memory.")
     ema: float = field_with_help(
         0.0, "Decay of the moving average of the weights (EMA), which becomes the result; 0 disables it.", RATE
@@ -82,6 +84,9 @@ class LoopSettings:
     eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)
     keep_best: bool = field_with_help(
         False, "Keep the model of the best evaluation, by the task's metric (top-1), in the folder best/ of the run."
+    )
+    patience: int = field_with_help(
+        0, "Stop after this many evaluations without a better one, by the task's metric; 0 disables it.", MAY_BE_ZERO
     )
     save_every: int = field_with_help(
         0, "Steps between checkpoints; 0 chooses them so that they take at most 5 % of the time.", MAY_BE_ZERO
@@ -206,6 +211,8 @@ SECTIONS: Mapping[str, type["DataclassInstance"]] = {
     "augmentation": Augmentation,
     "distillation": DistillationSettings,
 }
+GENERATED_CAPTIONS = "collages"  # data of images with captions
+BUILT_IN_PAIR_NAMES = ("tatoeba", "reversal")  # data of sentence pairs
 RENAMED_RECIPES = {"probe": "linear-probe"}
 MAPPINGS = ("fields", "preprocessing", "task", "schedules")
 SCHEDULED_SETTINGS = ("weight_decay", "momentum", "beta2", "clip")
@@ -277,6 +284,8 @@ def choose_recipe(
     changes: Mapping[str, Any],
     *,
     data: str | None = None,
+    pair: str | None = None,
+    task: str | None = None,
     model: str | None = None,
     init: str | None = None,
     fields: Mapping[str, Any] | None = None,
@@ -290,12 +299,46 @@ def choose_recipe(
         if "minutes" in changes:
             raise ConfigError("pass either `minutes` or `epochs`, not both")
         changes = {**changes, "minutes": None}  # instead of the recipe's budget
-    embedded = data in (None, "fashion") and model is None
-    usual = "finetune" if init else "fashion" if embedded else "scratch"
-    recipe = open_recipe(usual if name is None else name)
+    recipe = open_recipe(choose_usual_recipe(data, model, init, pair, task) if name is None else name)
     if recipe.model is not None and (init or model not in (None, recipe.model)):
         # they are for the model that the recipe names
         recipe = replace(recipe, model=None, fields={}, preprocessing={})
         recipe = recipe.with_settings({"whiten": False, "early_size": 0})
     named = model or recipe.model or (None if init else default_model)
     return recipe.with_settings({**changes, "fields": fields or {}, "model": named})
+
+
+def choose_usual_recipe(
+    data: str | None, model: str | None, init: str | None, pair: str | None, task: str | None
+) -> str:
+    """The name of the default recipe: for captions, for sentence pairs, to fine-tune, or to train from scratch."""
+    if task == "caption" or (task is None and data is not None and pair is None and is_caption_data(data)):
+        return "caption-cpu" if data in (None, GENERATED_CAPTIONS) else "caption"
+    if data == "reversal":
+        return "reversal"
+    if pair is not None or (data is not None and is_pair_data(data)):
+        return "translate-demo"
+    embedded = data in (None, "fashion") and model is None
+    return "finetune" if init else "fashion" if embedded else "scratch"
+
+
+def is_caption_data(data: str) -> bool:
+    """Whether data are images with captions, by its name or the names of its files."""
+    from vitrail.data.formats.caption_files import has_caption_table
+
+    return data == GENERATED_CAPTIONS or has_caption_table(data)
+
+
+def is_pair_data(data: str) -> bool:
+    """Whether data are sentence pairs, by its name or the names of its files."""
+    from vitrail.data.text.pair_files import find_pair_files
+
+    if data in BUILT_IN_PAIR_NAMES:
+        return True
+    try:
+        place = Path(data).expanduser()
+        parts = find_pair_files(place)
+    except (DataError, OSError, ValueError, RuntimeError):
+        return False
+    complete = [part for part in parts if part.table is not None or len(part.by_language) > 1]
+    return any(not place.is_dir() or part.name == "train" for part in complete)  # 1.jpg and 1.png are not languages

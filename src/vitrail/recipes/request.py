@@ -6,14 +6,21 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.data.datasets import DatasetSplits, open_data
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.loading import TIMM_PREFIX
 from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
-from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS, Recipe
 
+if TYPE_CHECKING:
+    from vitrail.data.captions import CaptionSplits
+    from vitrail.data.text.pairs import PairSplits
+
+TEXT_TASK = "translation"  # whose data are sentence pairs
+TEXT_VAL_SHARE = 0.05  # of sentence pairs without a validation part
+USUAL_DATA = {TEXT_TASK: ("tatoeba", TEXT_VAL_SHARE), "caption": (GENERATED_CAPTIONS, 0.2)}  # by task: data, val_share
 FOLLOW_UPS = ("probe", "finetune")  # what can follow pre-training, with the labels of the data
 TIMM_REGISTRY_NAME = re.compile(r"[\w.]+")  # not hf-hub:… or local-dir:…, which load other files
 
@@ -28,6 +35,7 @@ class Request:
     teacher: str | None = None  # a model that the student learns from: a name that `open_model` takes
     teacher_cache: str | None = None  # a folder for the teacher's logits
     teacher_fields: dict[str, Any] | None = None  # of the teacher's config, that its file does not specify
+    pair: str | None = None  # source and target language of sentence pairs: de-en
     val_share: float = 0.2  # of a folder without a validation part
     real: str | None = None  # ReaL labels of ImageNet
     then: str | None = None  # after pre-training: one of FOLLOW_UPS
@@ -51,11 +59,22 @@ class Request:
         real, seed = Path(self.real) if self.real else None, self.recipe.loop.seed
         return open_data(self.data, seed=seed, val_share=self.val_share, real=real, need_classes=need_classes)
 
+    def open_pairs(self) -> "PairSplits":
+        from vitrail.data.text.pairs import open_pairs
+
+        return open_pairs(self.data, self.pair, seed=self.recipe.loop.seed, val_share=self.val_share)
+
+    def open_captions(self) -> "CaptionSplits":
+        from vitrail.data.captions import open_captions
+
+        return open_captions(self.data, seed=self.recipe.loop.seed, val_share=self.val_share)
+
     def to_json(self) -> dict[str, Any]:
         recorded = asdict(replace(self, recipe=Recipe()))
         del recorded["trusted"]
-        if self.then is None:
-            del recorded["then"]  # only runs of pre-training have it
+        for name in ("then", "pair"):  # only runs of pre-training and of translation have them
+            if recorded[name] is None:
+                del recorded[name]
         return {**recorded, "recipe": self.recipe.to_json()}
 
     @classmethod
@@ -101,6 +120,7 @@ def make_request(
     recipe: Recipe,
     *,
     data: str | None = None,
+    pair: str | None = None,
     init: str | None = None,
     teacher: str | None = None,
     teacher_cache: Path | None = None,
@@ -114,14 +134,19 @@ def make_request(
     """The request of a user, who names the code that may be imported, and a teacher from timm; None is the default."""
     if cache is not None and cache < 0:
         raise ConfigError(f"`cache` {cache}; expected gigabytes, or 0 to disable it")
+    is_text = recipe.task.get("name") == TEXT_TASK
+    if pair is not None and not is_text:
+        raise ConfigError(f"`pair` {pair} is for sentence pairs, but the recipe {recipe.name} is for images; remove it")
+    usual = USUAL_DATA.get(recipe.task.get("name", ""), ("fashion", 0.2))
     request = Request(
-        data=resolve_if_path("fashion" if data is None else data),
+        data=resolve_data(usual[0] if data is None else data, is_text=is_text),
+        pair=pair,
         recipe=recipe,
         init=None if init is None else resolve_if_path(init),
         teacher=None if teacher is None else resolve_if_path(teacher),
         teacher_cache=None if teacher_cache is None else str(teacher_cache.resolve()),
         teacher_fields=teacher_fields,
-        val_share=0.2 if val_share is None else val_share,
+        val_share=usual[1] if val_share is None else val_share,
         real=None if real is None else resolve_if_path(str(real)),
         cache=1.0 if cache is None else cache,
         then=then,
@@ -136,11 +161,18 @@ def list_trusted_code(model: str | None, code: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*by_model, *code]))
 
 
+def resolve_data(name: str, *, is_text: bool) -> str:
+    """Data by name, or by a full path; that of sentence pairs may be the common beginning of several files."""
+    if not is_text:
+        return resolve_if_path(name)
+    return name if name in BUILT_IN_PAIR_NAMES else str(Path(name).expanduser().resolve())
+
+
 def resolve_if_path(path_or_name: str) -> str:
     """A path made absolute, so that the run can be resumed from another folder; a name as it is."""
     return (
         str(Path(path_or_name).resolve())
-        if path_or_name not in ("", "fashion") and Path(path_or_name).exists()
+        if path_or_name not in ("", "fashion", GENERATED_CAPTIONS) and Path(path_or_name).exists()
         else path_or_name
     )
 

@@ -1,9 +1,13 @@
-"""Write a self-contained HTML page: figures and style are inside, without scripts or external files."""
+"""Write a self-contained HTML page: figures and style are inside, without external files.
+
+A page has no scripts, or one of ours, which the browser identifies by its checksum; no other is run.
+"""
 
 import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -41,12 +45,22 @@ class PageSection:
     figures: Sequence[CaptionedFigure] = ()
     table: TableCells | None = None
     preformatted: str = ""
+    markup: str = ""  # HTML, in which all text is escaped
 
 
 def render_page(
-    title: str, lead: str, sections: Sequence[PageSection], *, progress: Callable[[int], object] | None = None
+    title: str,
+    lead: str,
+    sections: Sequence[PageSection],
+    *,
+    script: str = "",
+    style: str = "",
+    progress: Callable[[int], object] | None = None,
 ) -> str:
-    """Render the page as HTML; all text is escaped. `progress` is called with 1 after each figure."""
+    """Render the page as HTML; all text is escaped. `progress` is called with 1 after each figure.
+
+    `script` and `style` are for the `markup` of sections.
+    """
     contents = ""
     if len(sections) > 1:
         entries = (
@@ -61,19 +75,25 @@ def render_page(
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}{allow_script(script)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape_html(title)}</title>
-<style>:root{{--wide:{round(FIGURE_WIDTH * CSS_PIXELS_PER_INCH)}px}}{STYLESHEET}</style>
+<style>:root{{--wide:{round(FIGURE_WIDTH * CSS_PIXELS_PER_INCH)}px}}{STYLESHEET}{style}</style>
 </head>
 <body>
 <main>
 <header><h1>{escape_html(title)}</h1>{render_paragraphs(lead)}{contents}</header>
 {"".join(bodies)}</main>
-</body>
+{f"<script>{script}</script>" if script else ""}</body>
 </html>
 """
+
+
+def allow_script(script: str) -> str:
+    """The rule that allows this script and no other."""
+    checksum = b64encode(sha256(script.encode()).digest()).decode("ascii")
+    return f"; script-src 'sha256-{checksum}'" if script else ""
 
 
 def write_page(page: str, path: Path) -> None:
@@ -97,6 +117,8 @@ def render_section(
             if progress is not None:
                 progress(1)
         parts.append(f'<div class="figures">{"".join(rendered)}</div>')
+    if section.markup:
+        parts.append(section.markup)
     if section.preformatted:
         parts.append(f'<pre tabindex="0">{escape_html(section.preformatted)}</pre>')
     return f'<section aria-labelledby="section-{number}">{"".join(parts)}</section>\n'

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from vitrail.tasks.task import TaskKind
 
 PRETRAINING_TASKS = ("mae", "simmim", "mpp", "simclr", "byol", "dino", "esvit", "aim", "igpt")  # in pretraining/
-TASKS = ("classification", "distillation", *PRETRAINING_TASKS)
+TASKS = ("classification", "distillation", "translation", "caption", *PRETRAINING_TASKS)
 
 
 def find_task(name: str) -> "TaskKind":

@@ -28,6 +28,11 @@ class Metric:
         """The largest or the smallest value, by the direction of the metric; None without values."""
         return max(values, default=None) if self.higher_is_better else min(values, default=None)
 
+    def count_since_best(self, values: Sequence[float]) -> int:
+        """How many values follow the best one, the first of equal ones."""
+        best = self.choose_best(values)
+        return 0 if best is None else len(values) - 1 - list(values).index(best)
+
 
 LOSS_METRIC = Metric(name="loss", label="loss", higher_is_better=False)
 CLASSIFICATION_METRICS = (

@@ -5,11 +5,13 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import signature
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, get_type_hints, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.checkpoint.writing import write
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, describe_error, unknown_name_error
@@ -113,6 +115,10 @@ class Task(nn.Module):
     def describe(self) -> str:
         """The size of the model, for the report of a run."""
         return f"{sum(weight.numel() for weight in self.backbone.parameters()) / 1e6:.2f} M parameters"
+
+    def write_result(self, model: nn.Module, folder: Path, **options: Any) -> None:
+        """Write the `result`, as a model folder; the options are those of `vitrail.save`."""
+        write(model, folder, **options)
 
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:  # noqa: ARG002  # for subclasses
         """Figures of the trained task, which a run writes at its end: for example reconstructions."""

@@ -18,6 +18,7 @@ from vitrail.tasks.distillation import make_distillation
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.task import Task, check_declarations, check_task
 from vitrail.tasks.teacher import Teacher
+from vitrail.tasks.text_source import TextSource
 from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
 from vitrail.train.loop import FitResult, run_training
 from vitrail.train.plan import Plan
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 def fit(
     model: nn.Module,
-    data: "DatasetSplits | TorchDataset | str | Path",
+    data: "DatasetSplits | TorchDataset | TextSource | str | Path",
     recipe: Recipe | str | None = None,
     *,
     objective: Objective | None = None,
@@ -51,11 +52,12 @@ def fit(
 ) -> FitResult:
     """Train a model, or a task of your own, on the data by the recipe; resume the run if it has a checkpoint.
 
-    `data` is anything that `open_data` takes. `transform` maps a Pillow image to the model's input, as torchvision's
-    transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that `vitrail distill` takes, or a
-    vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder for its logits. With `strict`
-    an unreadable image is an error. `run` is a folder for the log and the checkpoints. `ranks` is the result of
-    `join_process_group`, for several processes. By default, without `callbacks`, a progress bar is shown in a notebook
+    `data` is anything that `open_data` takes, or sentence pairs as a TextSource. `transform` maps a Pillow image to the
+    model's input, as torchvision's transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that
+    `vitrail distill` takes, or a vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder
+    for its logits. With `strict` an unreadable image is an error. `run` is a folder for the log and the checkpoints.
+    `ranks` is the result of `join_process_group`, for several processes. By default, without `callbacks`, a progress
+    bar is shown in a notebook
     and on a terminal.
 
     >>> model = vitrail.create("vit_tiny_patch16_224", image_size=28, patch_size=7, channels=1, classes=10, depth=1)
@@ -88,7 +90,9 @@ def fit(
     if task is model:
         check_declarations(task)
     need_classes = isinstance(task, Classification)
-    source = open_image_source(task, data, recipe, preprocessing, transform, need_classes=need_classes)
+    source: Any = data
+    if not isinstance(data, TextSource):
+        source = open_image_source(task, data, recipe, preprocessing, transform, need_classes=need_classes)
     resolved_device = resolve_device(device, ranks)
     if teacher is not None:
         check_task(task, source, recipe, ranks)

@@ -139,7 +139,7 @@ class TrainingLoop:
         batches = self.plan.load_batches(range(trainer.steps_done, trainer.steps))
         try:
             self.evaluate_if_due()
-            while trainer.steps_done < trainer.steps:
+            while trainer.steps_done < trainer.steps and not self.has_lost_patience:
                 self.add_skipped(trainer.step(batches))
                 with self.ignore_closed_terminal():
                     self.callback.on_step(trainer.steps_done)
@@ -155,9 +155,26 @@ class TrainingLoop:
                 if stop and not last:
                     raise StoppedError(stop, trainer.steps_done, self.run.folder if self.run else None)
                 self.evaluate_if_due()
+            if trainer.steps_done < trainer.steps:
+                self.stop_early()
         finally:
             with self.ignore_closed_terminal():
                 self.callback.on_finish()
+
+    @property
+    def has_lost_patience(self) -> bool:
+        """Whether the last `patience` evaluations were not better than one before; known from the log alone."""
+        patience, metric = self.trainer.recipe.loop.patience, self.trainer.task.metrics[0]
+        return bool(patience) and metric.count_since_best(self.list_evaluations(metric.name)) >= patience
+
+    def list_evaluations(self, metric: str) -> list[float]:
+        return [each[name] for each in self.records if (name := f"val_{metric}") in each]
+
+    def stop_early(self) -> None:
+        """End the run here: the last evaluation is repeated, since a task may measure more at the end."""
+        self.save_checkpoint()
+        self.trainer.steps = self.trainer.steps_done
+        self.evaluate_if_due()
 
     @contextmanager
     def ignore_closed_terminal(self) -> Generator[None]:
@@ -259,7 +276,9 @@ class TrainingLoop:
     def evaluate_if_due(self) -> None:
         trainer = self.trainer
         last = trainer.steps_done == trainer.steps
-        known = any(each["step"] == trainer.steps_done and is_evaluation(each) for each in self.records)
+        known = {
+            name for each in self.records if each["step"] == trainer.steps_done for name in each if is_evaluation(each)
+        }
         due = last or (self.is_epoch_multiple(trainer.recipe.loop.eval_every) and not known)
         if not self.plan.source.validation_count or not trainer.steps_done or not due:
             return
@@ -279,15 +298,16 @@ class TrainingLoop:
             check_evaluation_metrics(type(trainer.task).__name__, trainer.task.metrics, found.metrics)
             if trainer.recipe.loop.keep_best and self.is_best(found):
                 self.keep_best_model(found)  # before the log, so that a run that is killed here evaluates again
-            self.log_record({f"val_{name}": value for name, value in found.metrics.items()})
+        values = {f"val_{name}": value for name, value in found.metrics.items()}
+        if new := {name: value for name, value in values.items() if name not in known}:
+            self.log_record(new)
         self.last_log_time = monotonic()
 
     def is_best(self, found: EvaluationResult) -> bool:
         """Whether no evaluation in the log is better by the first metric of the task."""
         metric = self.trainer.task.metrics[0]
-        values = [each[name] for each in self.records if (name := f"val_{metric.name}") in each]
         value = found.metrics[metric.name]
-        return metric.choose_best([*values, value]) == value
+        return metric.choose_best([*self.list_evaluations(metric.name), value]) == value
 
     def keep_best_model(self, found: EvaluationResult) -> None:
         if self.run is not None and self.trainer.ranks.is_first:

@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.errors import ConfigError
 from vitrail.models.contract import ImageModel
+from vitrail.models.text_contract import TextModel
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.tasks.task import Task
 from vitrail.train.lars import Lars
@@ -28,6 +29,7 @@ class NamedWeight:
     name: str
     tensor: nn.Parameter
     level: int
+    in_decoder: bool = False  # in a layer of a model of text next to the backbone
 
     @property
     def decays(self) -> bool:
@@ -50,6 +52,8 @@ def list_block_names(model: nn.Module) -> list[str]:
     """The blocks of a model in order, as it declares them; of other modules, those with the usual names."""
     if isinstance(model, ImageModel):
         return [block for level in model.levels for block in level.blocks]
+    if isinstance(model, TextModel):
+        return [*model.blocks]
     matches = [USUAL_BLOCK_NAME.match(name) for name, _ in model.named_parameters()]
     return list(dict.fromkeys(match[0] for match in matches if match))
 
@@ -65,7 +69,9 @@ def list_task_weights(task: Task) -> list[NamedWeight]:
     backbone = list_weights(task.backbone)
     last = max((each.level for each in backbone), default=0)
     rest = [(name, tensor) for name, tensor in task.named_parameters() if not name.startswith("backbone.")]
-    return [*backbone, *(NamedWeight(f"task.{name}", tensor, last) for name, tensor in rest)]
+    decoders = [(name, part) for name, part in task.named_children() if isinstance(part, TextModel)]
+    layers = tuple(f"{name}.{block}." for name, part in decoders for block in part.blocks)
+    return [*backbone, *(NamedWeight(f"task.{name}", each, last, name.startswith(layers)) for name, each in rest)]
 
 
 def freeze_all_but_last_blocks(task: Task, blocks: int | None) -> None:
@@ -108,15 +114,23 @@ def create_optimizers(task: Task, settings: OptimizationSettings) -> list[Optimi
         betas = (settings.momentum, settings.beta2)
         made.append(AdamW(make_parameter_groups(rest, last, settings), lr=settings.lr, betas=betas, fused=fused))
     if maps:
-        single, triple = ([each for each in maps if ("qkv" in each.name) == joined] for joined in (False, True))
-        joined = [{**group, "parts": 3} for group in make_parameter_groups(triple, last, settings)]
-        made.append(Muon([*make_parameter_groups(single, last, settings), *joined], lr=settings.lr))
+        groups = list[dict[str, Any]]()
+        for parts in (1, 2, 3):
+            joined = [each for each in maps if count_joined_maps(each.name) == parts]
+            groups += [{**group, "parts": parts} for group in make_parameter_groups(joined, last, settings)]
+        made.append(Muon(groups, lr=settings.lr))
     return made
+
+
+def count_joined_maps(name: str) -> int:
+    """How many maps a matrix holds: queries, keys and values, or the keys and values of a memory."""
+    return 3 if "qkv" in name else 2 if ".cross.kv." in name else 1
 
 
 def is_muon_weight(weight: NamedWeight, first: str, last: int) -> bool:
     """Whether Muon updates it: matrices and kernels; not the first layer, a head, or a kernel of one input channel."""
-    return weight.decays and weight.name != first and weight.level < last and weight.tensor.shape[1] > 1
+    hidden = weight.level < last or weight.in_decoder
+    return weight.decays and weight.name != first and hidden and weight.tensor.shape[1] > 1
 
 
 def make_parameter_groups(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vitrail import __version__
-from vitrail.checkpoint.writing import find_model_family, write
+from vitrail.checkpoint.writing import find_model_family
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, ConfigError
@@ -83,7 +83,7 @@ class Plan:
     def write_model(self, model: nn.Module, folder: Path, evaluation: EvaluationResult | None) -> None:
         """Write the result of the task as a model folder."""
         metrics = evaluation and {name: value for name, value in evaluation.metrics.items() if name != "loss"}
-        write(
+        self.task.write_result(
             model,
             folder,
             **self.source.describe_model_input(model),

@@ -209,7 +209,10 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
         evaluation
         and f"done   validation {', '.join(format_metrics(plan.task.metrics, evaluation.metrics))}, curves in {curves}"
     )
+    patience = plan.recipe.loop.patience
+    stopped = f"stop   after step {result.steps}: not better in {format_count(patience, 'evaluation')}"
     runtime.report_lines(
+        *([stopped] if result.steps < plan.steps else []),
         *describe_skipped_examples(result.skipped, plan.task.example),
         *([done] if done else []),
         f"model  {model_folder}: {describe_next_steps(run.folder, model_folder, plan)}",
@@ -220,6 +223,10 @@ def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
     if is_external_family_name(plan.model_name):  # commands import no code that the user has not named
         return f'open it in Python with vitrail.load("{model}", family=…), the FAMILY of {plan.model_name}'
     name = quote(str(run))
+    if "languages" in plan.source.to_json():
+        return f'vitrail translate {name} "…", vitrail eval {name}, or in Python vitrail.Translator("{run}")'
+    if plan.request is not None and plan.request.task_name == "caption":
+        return f'vitrail caption {name} photo.jpg, vitrail eval {name}, or in Python vitrail.Captioner("{run}")'
     if plan.request is not None and plan.request.task_name in PRETRAINING_TASKS:
         labelled = len(plan.source.to_json().get("classes", ())) > 1
         return (
@@ -287,8 +294,8 @@ def describe_speed(speed: Throughput, plan: Plan) -> list[str]:
     loop = plan.recipe.loop
     total = speed.estimate_seconds(plan.steps, plan.steps_per_epoch, loop.eval_every)
     return [
-        f"speed  {loop.batch / speed.step_seconds:.1f} {plan.task.example}s/s, "
-        f"{speed.step_seconds:.3f} s per step of {loop.batch}; "
+        f"speed  {speed.units_per_step / speed.step_seconds:.1f} {plan.task.unit}/s, "
+        f"{speed.step_seconds:.3f} s per step of {speed.units_per_step:.0f}; "
         f"{speed.evaluation_seconds:.1f} s per evaluation; memory {speed.peak_bytes / 1e9:.1f} GB",
         f"time   about {format_duration(total)} for {format_length(plan)}",
     ]

@@ -66,10 +66,11 @@ def choose_threads(plan: Plan, asked: int | Literal["auto"] = "auto") -> ThreadC
     if loop.minutes is not None and loop.minutes < SHORT:
         return ThreadChoice(most, f"not measured for {loop.minutes:.2g} minutes")
     blocks = measure_step_seconds_by_threads(plan, list_candidate_thread_counts(most))
-    speeds = {threads: loop.batch / median(seconds) for threads, seconds in blocks.items()}
+    per_step, unit = (loop.batch, "images") if plan.task.unit == "images" else (1, "steps")  # a batch may vary in size
+    speeds = {threads: per_step / median(seconds) for threads, seconds in blocks.items()}
     best = choose_fewest_fast_threads(speeds)
     others = ", ".join(f"{each} thread{'s' * (each > 1)} {speeds[each]:,.4g}" for each in speeds if each != best)
-    return ThreadChoice(best, f"{speeds[best]:,.4g} {plan.task.example}s/s, {others}")
+    return ThreadChoice(best, f"{speeds[best]:,.4g} {unit}/s, {others}")
 
 
 def choose_asked_or_recorded_threads(recorded: Mapping[str, Any], asked: int | Literal["auto"], where: str) -> int:

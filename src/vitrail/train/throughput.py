@@ -26,6 +26,7 @@ class Throughput:
     step_seconds: float
     evaluation_seconds: float  # of all validation examples
     peak_bytes: float  # of the process, or on the GPU
+    units_per_step: float = 0.0  # images or tokens, over all processes
 
     def estimate_seconds(self, steps: int, steps_per_epoch: int, eval_every: int) -> float:
         """Total seconds of a run with its evaluations."""
@@ -62,6 +63,7 @@ def measure_throughput(plan: Plan) -> Throughput:
     recipe, validation_count, seconds = plan.recipe, plan.source.validation_count, 0.0
     with start_trial(plan) as (trainer, batches):
         step = measure_step_seconds(trainer, batches)
+        units = trainer.units_since_log / trainer.steps_done
         if share := trainer.task.early_share:  # both parts of progressive resizing
             trainer.steps_done = trainer.steps - 1000
             step = share * step + (1 - share) * measure_step_seconds(trainer, batches)
@@ -74,7 +76,7 @@ def measure_throughput(plan: Plan) -> Throughput:
             seconds = (monotonic() - start) * validation_count / some / plan.ranks.world_size
     gpu = plan.device.type == "cuda"
     memory = torch.cuda.max_memory_allocated(plan.device) if gpu else get_peak_memory()
-    return plan.ranks.broadcast_object(Throughput(step, seconds, memory))
+    return plan.ranks.broadcast_object(Throughput(step, seconds, memory, units))
 
 
 def fix_steps_by_minutes(plan: Plan, start: float, speed: Throughput | None = None) -> Plan:

@@ -326,3 +326,23 @@ def test_old_preprocessing_is_removed(tmp_path: Path) -> None:
     write(model, tmp_path, "hf", preprocessing=vitrail.Preprocessing(image_size=32))
     write(model, tmp_path, "hf")
     assert not (tmp_path / "preprocessor_config.json").exists()
+
+
+def test_backbone_that_pools_the_mean_is_written_without_its_pool(tmp_path: Path) -> None:
+    """As a run of pre-training without labels: transformers and DINO's code return the same tokens."""
+    sizes = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 4}
+    model = add_weight_noise(vitrail.create("ViT-Ti/16", classes=0, pool="mean", norm_eps=1e-12, **sizes)).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with pytest.warns(UserWarning, match="hf cannot store pool='mean'.* take the mean of the patch tokens"):
+        vitrail.save(model, tmp_path / "hf", to="hf")
+    theirs: Any = AutoModel.from_pretrained(tmp_path / "hf", add_pooling_layer=False).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(images).last_hidden_state, model.tokens(images), atol=1e-5, rtol=0)
+    model = vitrail.create("ViT-Ti/16", classes=0, pool="mean", **sizes).eval()
+    with pytest.warns(UserWarning, match="dino cannot store pool='mean'"):
+        vitrail.save(model, tmp_path / "dino.pth", to="dino")
+    back = vitrail.load(tmp_path / "dino.pth", source="dino", heads=4)
+    with torch.inference_mode():
+        torch.testing.assert_close(back.tokens(images), model.tokens(images), atol=0, rtol=0)
+    with pytest.raises(CheckpointError, match="pool is 'mean'"):
+        vitrail.save(vitrail.create("ViT-Ti/16", classes=2, pool="mean", **sizes), tmp_path / "head", to="hf")

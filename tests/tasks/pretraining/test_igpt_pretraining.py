@@ -117,6 +117,10 @@ def test_what_does_not_fit_is_refused() -> None:
         ImageGpt(make_backbone()).check(make_source(task), RECIPE, Ranks())
     with pytest.raises(ConfigError, match=r"images of 10×10 pixels for a model of 8×8"):
         task.check(make_source(task, image_size=10), RECIPE, Ranks())
+    model: Any = vitrail.create("igpt_cpu", image_size=(64, 65), width=8, depth=1, heads=1)
+    large = ImageGpt(model)
+    with pytest.raises(ConfigError, match=r"images of 4,160 pixels, .*; expected at most 4,096, as 64×64: set `image_"):
+        large.check(make_source(large, image_size=(64, 65)), RECIPE, Ranks())
     with pytest.raises(ConfigError, match=r"mean \(0.4, 0.4, 0.4\)"):
         task.check(make_source(task, mean=(0.4,) * 3), RECIPE, Ranks())
     with pytest.raises(ConfigError, match="`objective` is bert, and the model was built with causal=True"):

@@ -11,6 +11,7 @@ from vitrail.text import abbreviate_list
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
 WEIGHT_SUFFIXES = (*WEIGHTS_FILE_SUFFIXES, ".th")
+CAPTIONER_FOLDERS = ENCODER_FOLDER, DECODER_FOLDER = "encoder", "decoder"  # a captioner has two models
 INDEX_SUFFIX = ".index.json"  # lists the files of weights that are split
 MAX_JSON_BYTES = 2**22  # also for the header of a safetensors file
 
@@ -25,12 +26,22 @@ def find_weight_files(folder: Path) -> list[Path]:
     files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
     if len(files) == 1:
         return files
+    if is_captioner_folder(folder):
+        raise CheckpointError(
+            f"{folder} is a captioner of two models; describe images with `vitrail caption`, or open its "
+            f"{folder / ENCODER_FOLDER}"
+        )
     if not files:
         raise CheckpointError(f"{folder} is a folder without weights, not a model; expected model.safetensors in it")
     names = abbreviate_list([path.name for path in files], 5)
     raise CheckpointError(
         f"{folder} has {len(files)} files of weights ({names}); expected model.safetensors, or a single file"
     )
+
+
+def is_captioner_folder(folder: Path) -> bool:
+    """Whether a folder has the encoder and the decoder of a captioner."""
+    return all((folder / name / CONFIG_FILE).is_file() for name in CAPTIONER_FOLDERS)
 
 
 def list_shards(index_path: Path) -> list[str] | None:

@@ -21,15 +21,12 @@ from vitrail.text import format_count
 if TYPE_CHECKING:
     from vitrail.export.description import OutputKind
 
-Images = Annotated[
-    str,
-    Parameter(
-        allow_leading_hyphen=True,  # for - alone
-        required=True,
-        help="Images, folders with all their subfolders, patterns in quotes ('photos/**/*.png'), photos of the package "
-        "(example:cat), or - for an image on standard input. URLs are not downloaded.",
-    ),
-]
+IMAGES_HELP = (
+    "Images, folders with all their subfolders, patterns in quotes ('photos/**/*.png'), photos of the package "
+    "(example:cat), or - for an image on standard input. URLs are not downloaded."
+)
+Images = Annotated[str, Parameter(allow_leading_hyphen=True, required=True, help=IMAGES_HELP)]  # - alone is allowed
+OptionalImages = Annotated[str, Parameter(allow_leading_hyphen=True, required=False, help=IMAGES_HELP)]
 
 
 @reflow_docstring
@@ -81,7 +78,14 @@ class PredictFlags:
     fields: ConfigFields = None
     preprocessing: PreprocessingFields = None
 
-    def run_job(self, command: str, model: str, images: Sequence[str], output: "OutputKind", **settings: Any) -> None:
+    def run_job(
+        self,
+        command: str,
+        model: str,
+        images: Sequence[str],
+        output: "OutputKind | Literal['features']",
+        **settings: Any,
+    ) -> None:
         """Check the options, run the job and print what it did."""
         check_arguments(command, model, images)
         for name, value in (("max_pixels", self.max_pixels), ("max_bytes", self.max_bytes)):

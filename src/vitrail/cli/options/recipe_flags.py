@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 from cyclopts import Group, Parameter, Token, convert
 from cyclopts.exceptions import CoercionError
 
-from vitrail.cli.options.groups import AUGMENTATION, COMMON, DISTILLATION, LOOP, OPTIMIZER, SPEED, TASK
+from vitrail.cli.options.groups import (
+    AUGMENTATION,
+    CAPTIONS,
+    COMMON,
+    DISTILLATION,
+    LOOP,
+    OPTIMIZER,
+    SPEED,
+    TASK,
+    TRANSLATION,
+)
 from vitrail.errors import ConfigError
+from vitrail.recipes.caption_settings import CaptionSettings
 from vitrail.recipes.pretraining_settings import SETTINGS, TASKS_WITH_VIEWS
 from vitrail.recipes.recipe import SECTIONS, list_settings, open_recipe
 from vitrail.recipes.schedule import Schedule, parse_schedule
+from vitrail.recipes.translation_settings import TranslationSettings
 
 SECTION_GROUPS = {"loop": LOOP, "optimization": OPTIMIZER, "augmentation": AUGMENTATION, "distillation": DISTILLATION}
 SETTING_GROUPS = {
@@ -20,12 +32,25 @@ SETTING_GROUPS = {
     **dict.fromkeys(("accumulate", "precision", "compile"), SPEED),
 }
 SHOWN_RECIPE = "fashion"  # the help shows its values: it is the default recipe without options
+# the same for the settings of tasks on text; those of the same name are listed once
+TEXT_FLAGS = {
+    "translation": (TranslationSettings, TRANSLATION, "translate-cpu"),
+    "caption": (CaptionSettings, CAPTIONS, "caption-cpu"),
+}
+TASK_SETTINGS = {**SETTINGS, **{task: settings for task, (settings, *_) in TEXT_FLAGS.items()}}
 LABEL_SETTINGS = ("mixup", "cutmix", "smoothing", "erase", "early_size", "early_share")  # of classification only
 
 
-def make_flags_class(sections: Collection[str], task: str | None = None) -> Any:
-    """A dataclass of all settings in these sections, and of a task without labels, each None by default."""
+def make_flags_class(sections: Collection[str], task: str | None = None, *, text: bool = False) -> Any:
+    """A dataclass of all settings in these sections, and of a task without labels or of those on text, each None by
+    default.
+    """
     found = list[tuple[str, Any, Any]]()
+    for settings, group, shown in TEXT_FLAGS.values() if text else ():
+        known, hints = [name for name, *_ in found], get_type_hints(settings)
+        found += [
+            make_flag(each, hints[each.name], group, shown) for each in fields(settings) if each.name not in known
+        ]
     own = {} if task is None else {each.name: each for each in fields(SETTINGS[task])}
     recipe = SHOWN_RECIPE if task is None else f"{task}-cpu"
     if task is not None:
@@ -76,7 +101,7 @@ def describe_recipe_value(recipe: str, name: str, _: object) -> str:
 def read_shown_values(recipe: str) -> dict[str, Any]:
     """All settings of a recipe by flat name, those of its task too."""
     opened = open_recipe(recipe)
-    settings = SETTINGS.get(opened.task.get("name", ""))
+    settings = TASK_SETTINGS.get(opened.task.get("name", ""))
     if settings is None:
         return opened.to_flat_dict()
     hints = get_type_hints(settings)
@@ -89,10 +114,13 @@ if TYPE_CHECKING:
 
     class RecipeFlags: ...
 
+    class TrainRecipeFlags: ...
+
     class DistillRecipeFlags: ...
 
 else:
     RecipeFlags = make_flags_class([section for section in SECTIONS if section != "distillation"])
+    TrainRecipeFlags = make_flags_class([section for section in SECTIONS if section != "distillation"], text=True)
     DistillRecipeFlags = make_flags_class(SECTIONS)
 
 
@@ -107,7 +135,9 @@ def collect_given_flags(values: object, task: str | None = None) -> dict[str, An
     """The settings given on the command line, as `Recipe.with_settings` takes them."""
     given = {name: value for name, value in vars(values or object).items() if value is not None and name[0] != "_"}
     if task is None:
-        return given
+        names = [each.name for settings, *_ in TEXT_FLAGS.values() for each in fields(settings)]
+        own = {name: given.pop(name) for name in names if name in given}
+        return {**given, "task": own} if own else given
     hints = get_type_hints(SETTINGS[task])
     own = {name: given.pop(name) for name in hints if name in given}
     for name, value in own.items():

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options.groups import DATA, DISTILLATION, MODEL, SPEED
 from vitrail.cli.options.model_flags import Device, OptionalOut, RealLabels
+from vitrail.cli.options.recipe_flags import TASK_SETTINGS
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import ConfigError
@@ -102,15 +103,33 @@ class TrainFlags:
         if self.image_size is not None:
             fields["image_size"] = parse_size(self.image_size)
         return choose_recipe(
-            name, changes, data=self.data, model=self.model, init=self.init, fields=fields, default_model=default_model
+            name,
+            changes,
+            data=self.data,
+            pair=self.language_pair,
+            task=self.task_name,
+            model=self.model,
+            init=self.init,
+            fields=fields,
+            default_model=default_model,
         )
+
+    @property
+    def language_pair(self) -> str | None:
+        """Source and target, for the command that also trains on sentence pairs."""
+        return None
+
+    @property
+    def task_name(self) -> str | None:
+        """The task, for the command that trains several."""
+        return None
 
     def make_request(self, recipe: Recipe, **others: Any) -> "Request":
         """The request for a run of this recipe; `others` has what else `make_request` takes."""
         from vitrail.recipes.request import make_request
 
         given = {name: vars(self)[name] for name in ("data", "init", "val_share", "real", "cache")}
-        return make_request(recipe, **given, trusted_code=self.trusted_code, **others)
+        return make_request(recipe, **given, pair=self.language_pair, trusted_code=self.trusted_code, **others)
 
     @property
     def trusted_code(self) -> list[str]:
@@ -172,6 +191,62 @@ class RunFlags(TrainFlags):
                 "the run: a run keeps its settings; to change them, start a new run from its weights with --init"
             )
         return length
+
+
+@reflow_docstring
+@dataclass(frozen=True, kw_only=True)
+class ImageOrTextFlags(RunFlags):
+    """The options that are not settings of a recipe, for one run on images, on sentence pairs or on captions.
+
+    Parameters
+    ----------
+    data
+        Images: a folder with one subfolder per class (train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg), CIFAR-10
+        or -100, MNIST files, ImageNet, or 'fashion', which is bundled. Sentence pairs: a folder with train.de and
+        train.en (any two languages; val.*, test*.*, .gz), a .tsv file, or 'tatoeba', which is bundled. Captions: a
+        folder of images with captions.tsv (FILE, a tab, CAPTION), Flickr8k, or 'collages', which are generated.
+        [default: fashion]
+    task
+        What is trained: classification, translation, or caption, which describes images. [default: by the data and the
+        recipe]
+    pair
+        Languages of sentence pairs, source and target: de-en, or en-de. [default: as the files are called]
+    recipe
+        Training settings: fashion, cifar10-cpu, cifar10-distill, positions, finetune, linear-probe, vit, deit, scratch,
+        for sentence pairs translate-demo, translate-cpu, lstm-cpu, reversal, for captions caption-cpu, caption, or a
+        .yaml file of your own. [default: finetune with --init, fashion for that data, translate-demo for sentence
+        pairs, caption-cpu for collages, caption for other captions, else scratch]
+    """
+
+    data: str | None = None
+    task: Literal["classification", "translation", "caption"] | None = None
+    pair: str | None = None
+    recipe: str | None = None
+
+    @property
+    def language_pair(self) -> str | None:
+        return self.pair
+
+    def check_resume_alone(self, others: dict[str, Any]) -> dict[str, Any]:
+        return super().check_resume_alone({**others, "pair": self.pair, "task": self.task})
+
+    @property
+    def task_name(self) -> str | None:
+        return self.task
+
+    def resolve_recipe(self, name: str | None, changes: dict[str, Any], default_model: str | None = None) -> Recipe:
+        recipe = super().resolve_recipe(name, changes, default_model)
+        task = recipe.task.get("name", "classification")
+        if self.task not in (None, task):
+            raise ConfigError(f"--task {self.task}, but the recipe {recipe.name} is for {task}; expected one of them")
+        known = TASK_SETTINGS.get(task)
+        for given in changes.get("task", ()):
+            if known is None or given not in known.__dataclass_fields__:
+                option = f"--{given.replace('_', '-')}"
+                raise ConfigError(
+                    f"{option} is not a setting of {task}, which the recipe {recipe.name} is for; remove it"
+                )
+        return recipe
 
 
 @reflow_docstring

@@ -7,7 +7,7 @@ from vitrail.cli import name_options
 from vitrail.errors import VitrailError
 from vitrail.output_streams import get_binary_buffer
 
-FIELDS_IN_NOTES = ("resume", "overwrite", "data", "init", "epochs", "val_share")
+FIELDS_IN_NOTES = ("resume", "overwrite", "data", "init", "epochs", "val_share", "pair", "part")
 
 
 def print_line(text: str) -> None:

@@ -14,6 +14,8 @@ from vitrail.errors import ConfigError
 from vitrail.layers.positions import sinusoid
 from vitrail.models.parts.row_product import multiply_rows
 
+CPU = torch.device("cpu")
+
 
 def check_tokens(tokens: Tensor, what: str, limit: int | None = None) -> None:
     """Raise an error for anything but rows of at least one token, or for more of them than the model has positions."""
@@ -75,15 +77,15 @@ class SequencePositions(nn.Module):
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """The first token has the position `start`."""
-        return x + self.table(x)[start : start + x.shape[1]]
+        return x + self.make_table(x.device, x.dtype)[start : start + x.shape[1]]
 
     def add_one(self, x: Tensor, position: int) -> Tensor:
         """To one token of each row, which all have the same position: (B, D) → (B, D)."""
-        return x + self.table(x)[position]
+        return x + self.make_table(x.device, x.dtype)[position]
 
-    def table(self, like: Tensor) -> Tensor:
-        """The vectors of all positions: (length, D)."""
-        return make_sinusoid_table(*self.shape, like.device, like.dtype) if self.weight is None else self.weight
+    def make_table(self, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The vectors of all positions; learned ones as they are: (length, D)."""
+        return make_sinusoid_table(*self.shape, device, dtype) if self.weight is None else self.weight
 
 
 @lru_cache(maxsize=16)

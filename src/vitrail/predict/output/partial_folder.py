@@ -24,7 +24,10 @@ from vitrail.predict.output.job_file import (
 )
 
 COMPLETE_MARKER_FILE, COMPLETION_LOG_FILE = "whole", "done.bin"
-RESULT_FILES = ("rows.csv", "rows.jsonl", "rows.json", "rows.parquet", "files.csv", "features.npy", "features.parquet")
+RESULT_FILES = (
+    *("rows.csv", "rows.tsv", "rows.txt", "rows.jsonl", "rows.json", "rows.parquet"),
+    *("files.csv", "features.npy", "features.parquet"),
+)
 FILES_WITHOUT_JOB = (COMPLETE_MARKER_FILE, LOCK_FILE_NAME)  # may exist alone, after a kill at the start or the end
 PARTIAL_FOLDER_FILES = (JOB_FILE, *FILES_WITHOUT_JOB, COMPLETION_LOG_FILE, *RESULT_FILES)
 NOTHING_CHANGED = "nothing in it is changed: move it away, or choose another name for `out`"

@@ -5,6 +5,7 @@ B batch, n pixels, K colours, D width.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_
 RELATIVE_LOSS_METRIC = make_relative_loss_metric("the colour frequencies")
 ACCURACY_METRIC = Metric(name="accuracy", label="accuracy of the predicted colours", is_share=True)
 COMPLETED_IMAGES, SAMPLES = 4, 3  # of the figure; each image is completed several times
+MAX_PIXELS = 64 * 64  # of an image, as in the largest published model
 
 
 class ImageGpt(Pretraining):
@@ -70,6 +72,11 @@ class ImageGpt(Pretraining):
         if pair(prepared.image_size) != pair(config.image_size):
             given, expected = ("×".join(map(str, pair(each.image_size))) for each in (prepared, config))
             raise ConfigError(f"images of {given} pixels for a model of {expected}; expected the same size")
+        if (pixels := prod(pair(config.image_size))) > MAX_PIXELS:
+            raise ConfigError(
+                f"images of {pixels:,} pixels, each of which is a token; expected at most {MAX_PIXELS:,}, as 64×64: "
+                "set `image_size`, since the cost of attention grows with the square of the tokens"
+            )
         if {*prepared.mean, *prepared.std} != {0.5}:
             raise ConfigError(
                 f"mean {prepared.mean} and std {prepared.std} of `preprocessing`; expected 0.5, since the palette is "

@@ -1,0 +1,102 @@
+"""vitrail translate: translate sentences."""
+
+import sys
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.groups import DATA, SPEED
+from vitrail.cli.options.search_flags import SearchFlags
+from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
+from vitrail.cli.output.progress import progress_bar
+from vitrail.errors import ConfigError
+from vitrail.output_streams import get_binary_buffer
+from vitrail.text import format_count
+
+RunOfTranslation = Annotated[
+    str, Parameter(name="MODEL", help="Run folder of `vitrail train --data PAIRS`, or the folder of its model.")
+]
+Texts = Annotated[
+    str,
+    Parameter(
+        name="TEXT",
+        allow_leading_hyphen=True,  # for - alone
+        required=True,
+        help="Sentences in quotes, files with one sentence per line (.gz, too), or - for standard input.",
+    ),
+]
+
+
+def translate(
+    model: RunOfTranslation,
+    /,
+    *texts: Texts,
+    search: Annotated[SearchFlags | None, Parameter(name="*")] = None,
+    kind: Annotated[Literal["text", "jsonl", "csv", "tsv"] | None, Parameter(name=("--format", "-f"))] = None,
+    out: flags.OptionalOut = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    overwrite: Annotated[bool, Parameter(negative=(), group=DATA)] = False,
+    batch: Annotated[int, Parameter(group=SPEED)] = 64,
+    device: flags.Device = "auto",
+) -> None:
+    """Translate sentences by beam search, greedy search or sampling.
+
+    Prints one translation per sentence, in order, or with --n-best the best ones with their scores: the
+    log-probability, divided by the length penalty. A sentence that is too long for the model is reported and left
+    empty; the exit code is then 2.
+
+    Examples::
+
+        vitrail translate runs/demo "Ein Hund läuft."
+        vitrail translate runs/demo "Ein Hund läuft." --n-best 3
+        vitrail translate runs/demo sentences.de -o sentences.en.txt
+        vitrail translate runs/demo sentences.de -o translations.jsonl --resume
+
+    Parameters
+    ----------
+    kind
+        Format of the results. [default: by the suffix of OUT (.txt, .jsonl, .csv, .tsv), else text]
+    out
+        File for the results. It appears when it is complete; until then, finished rows are in OUT.partial.
+    resume
+        Continue from OUT.partial, with the same results as without an interruption.
+    overwrite
+        Replace OUT. Without --resume, an OUT.partial is deleted, too.
+    batch
+        Sentences per batch.
+    """
+    from vitrail.cli.usage_errors import check_arguments
+
+    check_arguments("translate", model, texts)
+    for name, is_set in (("resume", resume), ("overwrite", overwrite)):
+        if is_set and out is None:
+            raise ConfigError(f"--{name} needs -o OUT, the file with the results")
+
+    from vitrail.predict.translate_job import TranslateJob
+
+    job = TranslateJob(
+        model=model,
+        inputs=texts,
+        out=out,
+        format=kind,
+        search=(search or SearchFlags()).make_settings(),
+        batch=batch,
+        device=device,
+        resume=resume,
+        overwrite=overwrite,
+        stdin=get_binary_buffer(sys.stdin),
+        write_text=write_to_stdout,
+        on_note=print_note,
+        on_error=print_error,
+        progress=progress_bar,
+    )
+    result = job.run()
+    if result.out is not None:
+        done = (
+            "complete"
+            if result.was_complete
+            else f"{format_count(result.sentences, 'sentence')}, {result.seconds:.1f} s"
+        )
+        print(f"{result.out}: {done}")
+    result.raise_if_failed()

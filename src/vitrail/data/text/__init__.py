@@ -1,0 +1,1 @@
+"""Text data: pairs of sentences, tokenizers, and batches of tokens."""

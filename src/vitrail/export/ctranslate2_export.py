@@ -1,0 +1,182 @@
+"""Export a Transformer of text to a folder for CTranslate2, compared with torch before it appears.
+
+The folder has model.bin, config.json and shared_vocabulary.json of CTranslate2, and our tokenizer.json. It needs
+neither torch nor vitrail:
+
+    import ctranslate2, tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file("exported/tokenizer.json")
+    translator = ctranslate2.Translator("exported", compute_type="float32")
+    source = tokenizer.encode("Ein Hund läuft.", add_special_tokens=False).tokens
+    best = translator.translate_batch([source], beam_size=4)[0].hypotheses[0]
+    print(tokenizer.decode([tokenizer.token_to_id(each) for each in best]))
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.checkpoint.tokenizer_file import TOKENIZER_FILE
+from vitrail.data.text.tatoeba import TATOEBA_LANGUAGES, read_tatoeba
+from vitrail.data.text.token_rows import TokenRows
+from vitrail.data.text.tokenizer import TextTokenizer
+from vitrail.errors import CheckpointError, describe_error
+from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
+from vitrail.export.ctranslate2_spec import build_spec, import_ctranslate2
+from vitrail.export.description import CONFIG_FILE
+from vitrail.files import write_text
+from vitrail.models.text_contract import TextModel
+from vitrail.text import format_count
+
+CHECKED_SENTENCES = 50
+MAX_CHECKED_TOKENS = 50  # of a translation
+MAX_DIFFERENCE = 1e-3  # between the log-probabilities of two tokens that both may be the best
+
+
+@dataclass(frozen=True)
+class TranslationCheck:
+    """Greedy translations of the exported model compared with those of torch."""
+
+    sentences: int
+    same: int  # token by token
+    ties: int = 0  # they differ at a token that is as probable as another one
+
+    def __str__(self) -> str:
+        ties = f"; the others chose between equally probable tokens: {self.ties}" if self.ties else ""
+        return f"equals torch on {self.same} of {format_count(self.sentences, 'sentence')}{ties}"
+
+
+def export_to_ctranslate2(
+    model: TextModel,
+    tokenizer: TextTokenizer,
+    folder: str | Path,
+    *,
+    languages: Sequence[str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    sentences: Sequence[str] | None = None,
+    overwrite: bool = False,
+) -> TranslationCheck:
+    """Write the folder, unless a greedy translation of `sentences` differs from that of torch.
+
+    By default the sentences are 50 of the bundled ones, or random tokens for other languages.
+    """
+    folder = Path(folder)
+    check_target_folder(folder, overwrite=overwrite)
+    spec = build_spec(model, tokenizer)
+    rows = tokenizer.encode(sentences) if sentences is not None else make_check_rows(tokenizer, languages)
+    limit = model.length_limit or MAX_CHECKED_TOKENS
+    rows = [row for row in rows if 0 < len(row) < limit]
+    expected = translate_greedily(model, tokenizer, rows)
+    with write_folder_atomically(folder, overwrite=overwrite) as place:
+        spec.validate()
+        spec.optimize()  # tables that are equal are stored once
+        spec.save(str(place))
+        about = {"exported": True, "to": "ctranslate2", "languages": languages and list(languages)}
+        config = {**about, "provenance": dict(provenance or {}), **json.loads((place / CONFIG_FILE).read_text("utf-8"))}
+        write_text(place / CONFIG_FILE, json.dumps(config, ensure_ascii=False))
+        write_text(place / TOKENIZER_FILE, tokenizer.to_json())
+        found = run_exported(place, tokenizer, rows, model.length_limit)
+        return compare_translations(model, tokenizer, rows, expected, found)
+
+
+def make_check_rows(tokenizer: TextTokenizer, languages: Sequence[str] | None) -> list[list[int]]:
+    """The tokens of bundled sentences in the language of the source, or random ones if there are none."""
+    if languages and languages[0] in TATOEBA_LANGUAGES:
+        side = TATOEBA_LANGUAGES.index(languages[0])
+        return tokenizer.encode([pair[side] for pair in read_tatoeba()[1][:CHECKED_SENTENCES]])
+    special = {tokenizer.pad, tokenizer.start, tokenizer.end}
+    tokens = [each for each in range(tokenizer.vocabulary) if each not in special]
+    rng = np.random.default_rng(0)
+    return [rng.choice(tokens, rng.integers(2, 13)).tolist() for _ in range(CHECKED_SENTENCES)]
+
+
+def limit_tokens(limit: int | None) -> int:
+    return MAX_CHECKED_TOKENS if limit is None else min(MAX_CHECKED_TOKENS, limit)
+
+
+@torch.inference_mode()
+def translate_greedily(
+    model: TextModel, tokenizer: TextTokenizer, rows: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
+    """The most probable tokens, without the end. Every step decodes the complete text: nothing is cached."""
+    if not rows:
+        return []
+    device = next(model.parameters()).device
+    joined = TokenRows.join(rows)
+    memory = model.encode(joined.pad(np.arange(len(rows)), pad=tokenizer.pad, last=tokenizer.end).to(device))
+    texts = torch.full((len(rows), 1), tokenizer.start, device=device)
+    ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
+    for _ in range(limit_tokens(model.length_limit)):
+        logits = model.decode(memory, texts)[:, -1].clone()
+        logits[:, sorted({tokenizer.pad, tokenizer.start} - {tokenizer.end})] = -torch.inf
+        texts = torch.cat([texts, logits.argmax(-1, keepdim=True)], dim=1)
+        ended |= texts[:, -1] == tokenizer.end
+        if ended.all():
+            break
+    return [cut_at_end(row, tokenizer.end) for row in texts[:, 1:].tolist()]
+
+
+def cut_at_end(tokens: Sequence[int], end: int) -> tuple[int, ...]:
+    return tuple(tokens[: tokens.index(end)] if end in tokens else tokens)
+
+
+def run_exported(
+    folder: Path, tokenizer: TextTokenizer, rows: Sequence[Sequence[int]], limit: int | None
+) -> list[tuple[int, ...]]:
+    """Greedy translations by CTranslate2, as token ids."""
+    names = tokenizer.names
+    ids = {name: number for number, name in enumerate(names)}
+    try:
+        translator = import_ctranslate2().Translator(
+            str(folder), device="cpu", compute_type="float32", inter_threads=1, intra_threads=1
+        )
+        found = translator.translate_batch(
+            [[names[token] for token in row] for row in rows],
+            beam_size=1,
+            min_decoding_length=0,  # by default CTranslate2 writes at least one token
+            max_decoding_length=limit_tokens(limit),
+            max_input_length=0,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the exported model cannot be run: {describe_error(error)}") from error
+    return [tuple(ids[name] for name in each.hypotheses[0]) for each in found]
+
+
+def compare_translations(
+    model: TextModel,
+    tokenizer: TextTokenizer,
+    rows: Sequence[Sequence[int]],
+    expected: Sequence[tuple[int, ...]],
+    found: Sequence[tuple[int, ...]],
+) -> TranslationCheck:
+    """Count equal translations; an error if one differs at a token that torch thinks is clearly better."""
+    same = ties = 0
+    for row, wanted, given in zip(rows, expected, found, strict=True):
+        if wanted == given:
+            same += 1
+        elif is_tie(model, tokenizer, row, wanted, given):
+            ties += 1
+        else:
+            raise CheckpointError(
+                f"the exported model translates {tokenizer.decode(row)!r} as {tokenizer.decode(given)!r}, and torch as "
+                f"{tokenizer.decode(wanted)!r}; expected the same tokens: this is a bug, so nothing is written"
+            )
+    return TranslationCheck(len(rows), same, ties)
+
+
+@torch.inference_mode()
+def is_tie(
+    model: TextModel, tokenizer: TextTokenizer, row: Sequence[int], one: tuple[int, ...], other: tuple[int, ...]
+) -> bool:
+    """Whether torch finds the first tokens that differ equally probable."""
+    a, b = (*one, tokenizer.end), (*other, tokenizer.end)
+    place = next(place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    device = next(model.parameters()).device
+    source = torch.tensor([[*row, tokenizer.end]], device=device)
+    logits = model(source, torch.tensor([[tokenizer.start, *one[:place]]], device=device))[0, -1]
+    return abs(float(logits[a[place]] - logits[b[place]])) < MAX_DIFFERENCE

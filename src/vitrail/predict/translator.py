@@ -1,0 +1,240 @@
+"""Translate sentences: text in, text out, by greedy search, beam search or sampling."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.text.token_rows import TokenRows
+from vitrail.data.text.tokenizer import TextTokenizer
+from vitrail.distributed import Ranks, resolve_device
+from vitrail.errors import ConfigError, DataError
+from vitrail.models.checks import check_count
+from vitrail.models.text_contract import Memory, TextModel
+from vitrail.predict.beam_search import beam_search
+from vitrail.predict.decoding import Hypothesis, Penalty, check_penalty, greedy
+from vitrail.predict.sampling import check_sampling, sample
+from vitrail.text import format_count
+from vitrail.text_loading import LoadedTextModel, open_text_model
+
+EXTRA_TOKENS = 50  # a translation has at most so many tokens more than its source, as in the paper of the Transformer
+BATCHES_PER_CHUNK = 16  # batches that are sorted by length together
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """How a translation is searched for: by beam search, greedily if `beam` is 1, or drawn at random."""
+
+    beam: int = 4
+    n_best: int = 1  # translations per sentence
+    penalty: Penalty = "gnmt"  # of the length
+    alpha: float = 0.6
+    length: int | None = None  # tokens of a translation, at most; None: EXTRA_TOKENS more than its source
+    temperature: float | None = None  # of the draws
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_penalty(self.penalty, self.alpha)
+        check_count("beam", self.beam)
+        check_count("n_best", self.n_best)
+        if self.length is not None:
+            check_count("length", self.length)
+        if self.draws:
+            check_sampling(1.0 if self.temperature is None else self.temperature, self.top_k, self.top_p)
+        elif self.n_best > self.beam:
+            raise ConfigError(f"`n_best` is {self.n_best}; expected at most `beam`, {self.beam}: use a larger `beam`")
+
+    @property
+    def draws(self) -> bool:
+        """Whether translations are drawn at random."""
+        return self.temperature is not None or self.top_k is not None or self.top_p < 1
+
+    def run(
+        self, model: TextModel, tokenizer: TextTokenizer, sources: Sequence[Sequence[int]], numbers: Sequence[int]
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses for each source, best first. `numbers` are those of the sentences, for the draws."""
+        rows, device = TokenRows.join(sources), next(model.parameters()).device
+        padded = rows.pad(torch.arange(len(rows)).numpy(), pad=tokenizer.pad, last=tokenizer.end).to(device)
+        limits = torch.tensor([self.limit_length(len(each) + 1, model.length_limit) for each in sources])
+        with torch.inference_mode():
+            memory = model.encode(padded)
+        return self.write(model, tokenizer, memory, limits, numbers)
+
+    def write(
+        self, model: TextModel, tokenizer: TextTokenizer, memory: Memory, limits: Tensor, numbers: Sequence[int]
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses for each row of a memory, best first, of at most `limits` tokens."""
+        given: dict[str, Any] = {"start": tokenizer.start, "end": tokenizer.end, "length": limits}
+        given |= {"penalty": self.penalty, "alpha": self.alpha}
+        if self.draws:
+            given |= {"temperature": 1.0 if self.temperature is None else self.temperature, "seed": self.seed}
+            given |= {"top_k": self.top_k, "top_p": self.top_p, "count": self.n_best, "numbers": numbers}
+            return [sorted(each, key=lambda one: -one.score) for each in sample(model, memory, **given)]
+        if self.beam == 1:
+            return [[each] for each in greedy(model, memory, **given)]
+        return beam_search(model, memory, beam=self.beam, n_best=self.n_best, **given)
+
+    def limit_length(self, source: int, limit: int | None) -> int:
+        length = source + EXTRA_TOKENS if self.length is None else self.length
+        return length if limit is None else min(length, limit)
+
+
+GREEDY = SearchSettings(beam=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """A translation of a sentence; `print` shows its text."""
+
+    source: str
+    text: str
+    score: float  # log-probability, divided by the length penalty
+    log_probability: float = 0.0
+    tokens: tuple[str, ...] = ()  # as shown to people
+    ids: tuple[int, ...] = ()  # of the tokens
+    finished: bool = True  # False: cut at the maximum length
+    unknown: int = 0  # unknown tokens of the source: characters that the tokenizer has never seen
+    alternatives: tuple["Translation", ...] = ()  # the next best, with `n_best`
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def ignore_progress(_: int) -> None:
+    """The default of `progress`: nothing is shown."""
+
+
+class Translator:
+    """Translates sentences with a run of translation, or the folder of its model.
+
+    `batch` is the number of sentences that are translated together.
+
+    >>> translator = vitrail.Translator("runs/demo")  # doctest: +SKIP
+    >>> translator.translate("Ein Hund läuft.", beam=4).text  # doctest: +SKIP
+    'A dog runs.'
+    """
+
+    def __init__(self, model: str | Path | LoadedTextModel, *, device: str = "auto", batch: int = 64) -> None:
+        check_count("batch", batch)
+        self.loaded, self.batch = open_text_model(model, device=resolve_device(device, Ranks())), batch
+        self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
+
+    @property
+    def languages(self) -> tuple[str, str] | None:
+        """Source and target."""
+        return self.loaded.languages
+
+    def translate(
+        self,
+        text: str | Sequence[str],
+        *,
+        beam: int = 4,
+        n_best: int = 1,
+        penalty: Penalty = "gnmt",
+        alpha: float = 0.6,
+        length: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Any:
+        """The Translation of a sentence, or a list of them for a list of sentences, in the same order.
+
+        `beam` 1 is greedy search. With `n_best`, the next best translations are the `alternatives` of the best one.
+        The log-probability is divided by the `penalty`: "gnmt" ((5 + length)/6)^alpha, or "length" length^alpha.
+        `length` limits the tokens of a translation. With `temperature`, `top_k` or `top_p`, tokens are drawn at random.
+        """
+        search = SearchSettings(
+            beam=beam,
+            n_best=n_best,
+            penalty=penalty,
+            alpha=alpha,
+            length=length,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        )
+        texts = [text] if isinstance(text, str) else check_sentences(text)
+        found = list[Translation]()
+        for each in self.iterate(texts, search):
+            if isinstance(each, DataError):
+                raise each
+            found.append(each)
+        return found[0] if isinstance(text, str) else found
+
+    def iterate(
+        self,
+        texts: Sequence[str],
+        search: SearchSettings,
+        first: int = 0,
+        progress: Callable[[int], object] = ignore_progress,
+    ) -> Iterator[Translation | DataError]:
+        """Translate sentences in order, from the sentence `first` on; one that is too long is an error.
+
+        Sentences are sorted by length in chunks, which begin at the same places whatever `first` is: a translation
+        does not depend on where a job was resumed. `progress` is called with the number of sentences of each batch.
+        """
+        size = self.batch * BATCHES_PER_CHUNK
+        for start in range(first // size * size, len(texts), size):
+            found = self.translate_chunk(texts[start : start + size], search, start, progress)
+            yield from found[max(first - start, 0) :]
+
+    def translate_chunk(
+        self, texts: Sequence[str], search: SearchSettings, start: int, progress: Callable[[int], object]
+    ) -> list[Translation | DataError]:
+        rows = self.tokenizer.encode(texts)
+        results: dict[int, Translation | DataError] = {}
+        for place, (text, row) in enumerate(zip(texts, rows, strict=True)):
+            if (error := self.find_length_error(len(row) + 1, start + place + 1)) is not None:
+                results[place] = error
+            elif not row:
+                results[place] = Translation(source=text, text="", score=0.0)
+        progress(len(results))
+        left = sorted((place for place in range(len(rows)) if place not in results), key=lambda each: len(rows[each]))
+        for begin in range(0, len(left), self.batch):
+            places = left[begin : begin + self.batch]
+            numbers = [start + place for place in places]
+            found = search.run(self.model, self.tokenizer, [rows[place] for place in places], numbers)
+            for place, hypotheses in zip(places, found, strict=True):
+                results[place] = self.make_translation(texts[place], rows[place], hypotheses)
+            progress(len(places))
+        return [results[place] for place in range(len(texts))]
+
+    def find_length_error(self, tokens: int, number: int) -> DataError | None:
+        limit = self.model.length_limit
+        if limit is None or tokens <= limit:
+            return None
+        return DataError(
+            f"sentence {number} has {format_count(tokens, 'token')}; expected at most {limit:,}, the positions of the "
+            "model: split it"
+        )
+
+    def make_translation(self, source: str, row: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translation:
+        unknown = row.count(self.tokenizer.unknown)
+        found = [
+            Translation(
+                source=source,
+                text=self.tokenizer.decode(each.tokens),
+                score=each.score,
+                log_probability=each.log_probability,
+                tokens=tuple(map(self.tokenizer.show_token, each.tokens)),
+                ids=each.tokens,
+                finished=each.finished,
+                unknown=unknown,
+            )
+            for each in hypotheses
+        ]
+        return replace(found[0], alternatives=tuple(found[1:]))
+
+
+def check_sentences(texts: Any) -> list[str]:
+    """A list of sentences; an error for anything else."""
+    if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):  # pyright: ignore[reportUnknownVariableType]
+        raise ConfigError(f"the text is {repr(texts)[:60]}; expected a string, or a list of strings")
+    return list(texts)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -1,0 +1,233 @@
+"""Translation: the next target token is predicted from the source sentence and the target tokens before it.
+
+Works with every TextModel. Batches have `source` (B, N), `target_in` and `target_out` (B, M), and a `share`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoint.family_sources import get_built_in_family
+from vitrail.data.augment.config import Augmentation
+from vitrail.data.batch import Batch
+from vitrail.data.text.tokenizer import TRAINERS, TextTokenizer
+from vitrail.distributed import Ranks
+from vitrail.errors import ConfigError
+from vitrail.evaluation.evaluate import temporary_eval_mode
+from vitrail.evaluation.translation_scores import (
+    compute_perplexity,
+    is_sacrebleu_installed,
+    measure_token_loss,
+    score_translations,
+)
+from vitrail.models.catalog import find_preset
+from vitrail.models.family import Family
+from vitrail.models.text_contract import TextModel
+from vitrail.predict.translator import GREEDY, Translator
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.request import Request
+from vitrail.recipes.schedule import Clock
+from vitrail.recipes.translation_settings import TranslationSettings
+from vitrail.tasks.image_task import copy_weights_as_float32
+from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.task import (
+    BuildContext,
+    MeanMetrics,
+    Source,
+    Task,
+    TaskKind,
+    TaskSetup,
+    check_task,
+    parse_task_settings,
+)
+from vitrail.tasks.text_source import TextSource
+from vitrail.tasks.token_loss import compute_token_loss
+from vitrail.text_loading import LoadedTextModel, check_reads_text, open_text_model
+
+
+class TranslationTask(Task):
+    """Train a model of text on sentence pairs. The label smoothing is that of the recipe, as torch defines it."""
+
+    unit = "tokens"  # of the target
+    example = "sentence"
+    metrics = (
+        Metric(name="perplexity", label="perplexity", higher_is_better=False),
+        LOSS_METRIC,
+        Metric(name="bleu", label="BLEU"),
+        Metric(name="chrf", label="chrF2"),
+    )
+
+    def __init__(self, model: TextModel, settings: TranslationSettings | None = None) -> None:
+        super().__init__()
+        self.backbone = model
+        self.settings = settings or TranslationSettings()
+        self.smoothing = 0.0
+
+    @property
+    def pad(self) -> int:
+        return self.backbone.config.pad
+
+    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
+        del ranks
+        check_reads_text(type(self.backbone), "the model")
+        pairs, config = as_text_source(source, self), self.backbone.config
+        known = pairs.tokenizer
+        sources = asdict(config).get("source_vocabulary") or config.vocabulary
+        if (config.vocabulary, sources, config.pad) != (known.vocabulary, known.vocabulary, known.pad):
+            raise ConfigError(
+                f"a model of {config.vocabulary} tokens and padding {config.pad}; expected {known.vocabulary} and "
+                f"{known.pad}, as the tokenizer has"
+            )
+        default = Augmentation()
+        for each in fields(Augmentation):
+            if each.name != "smoothing" and vars(recipe.augmentation)[each.name] != vars(default)[each.name]:
+                raise ConfigError(f"`{each.name}` changes images, but {pairs.name} has sentences; remove it")
+
+    def setup(self, source: Source, recipe: Recipe) -> None:
+        del source
+        self.smoothing = recipe.augmentation.smoothing
+
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
+        del clock
+        logits = self.backbone(batch["source"], batch["target_in"])
+        return compute_token_loss(logits, batch["target_out"], batch["share"], pad=self.pad, smoothing=self.smoothing)
+
+    def count_units(self, batch: Batch) -> int:
+        return int((batch["target_out"] != self.pad).sum())
+
+    def evaluate(
+        self,
+        source: Source,
+        clock: Clock,
+        *,
+        batch: int,
+        workers: int = 0,
+        device: torch.device,
+        limit: int | None = None,
+    ) -> MeanMetrics:
+        """Loss and perplexity; at the end of a run also BLEU and chrF of some greedy translations."""
+        pairs = as_text_source(source, self)
+        batches = source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit)
+        loss, _ = measure_token_loss(self.backbone, batches, self.pad, device, self.ranks)
+        count = pairs.validation_count if limit is None else min(limit, pairs.validation_count)
+        metrics = {"perplexity": compute_perplexity(loss), "loss": loss}
+        if clock.step >= clock.steps and is_sacrebleu_installed():
+            metrics |= self.score_translations(pairs, device)
+        return MeanMetrics(metrics=metrics, examples=count)
+
+    def score_translations(self, pairs: TextSource, device: torch.device) -> dict[str, float]:
+        """BLEU and chrF of greedy translations of the first validation sentences; each process translates a share."""
+        rows = pairs.val.indices[: self.settings.bleu_sentences].tolist()
+        if not rows:
+            return {}
+        loaded = LoadedTextModel(source=pairs.name, model=self.backbone, tokenizer=pairs.tokenizer)
+        with temporary_eval_mode(self.backbone):
+            translator = Translator(loaded, device=str(device))
+            own = [pairs.data.val.source(row) for row in rows[self.ranks.rank :: self.ranks.world_size]]
+            texts = [str(each) for each in translator.iterate(own, GREEDY)]
+        parts = self.ranks.all_gather_objects(texts)
+        merged = [parts[place % len(parts)][place // len(parts)] for place in range(len(rows))]
+        found = score_translations(merged, [pairs.data.val.target(row) for row in rows])
+        return {"bleu": found.bleu, "chrf": found.chrf}
+
+
+def as_text_source(source: Source, task: Task) -> TextSource:
+    if not isinstance(source, TextSource):
+        raise ConfigError(f"{type(task).__name__} trains on sentence pairs; expected pairs, not {source.name}")
+    return source
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingTextModel:
+    """The model that training starts from, with its tokenizer."""
+
+    model: TextModel
+    tokenizer: TextTokenizer
+    family: Family
+    started_from: str | None = None  # a checkpoint
+
+
+def build_translation(request: Request, context: BuildContext) -> TaskSetup:
+    settings: TranslationSettings = parse_task_settings(TASK, request.recipe)
+    recipe, data = request.recipe, request.open_pairs()
+    if request.init:
+        start = open_starting_text_model(request)
+    else:
+        with context.progress(None, "tokenizer"):
+            texts = chain(data.train.sources, data.train.targets)
+            tokenizer = open_tokenizer(settings.tokenizer, settings.vocabulary, texts)
+        start = create_starting_text_model(request, tokenizer)
+    source = TextSource.encode(
+        data,
+        start.tokenizer,
+        batch=recipe.loop.batch,
+        batch_tokens=settings.batch_tokens,
+        max_length=settings.max_length,
+        limit=start.model.length_limit,
+        seed=recipe.loop.seed,
+    )
+    task = TranslationTask(start.model, settings)
+    check_task(task, source, recipe, context.ranks)
+    for note in source.notes:
+        context.report(f"note   {note}")
+    if settings.bleu_sentences and not is_sacrebleu_installed():
+        context.report("note   sacrebleu is not installed: no BLEU at the end; run: pip install 'vitrail[text]'")
+    name = recipe.model or start.family.name
+    return TaskSetup(
+        task=task,
+        source=source,
+        model_name=name,
+        facts={
+            "model": {
+                "name": name,
+                "family": start.family.name,
+                "config": json.loads(json.dumps(asdict(start.model.config))),  # tuples as lists, as read from a file
+            }
+        },
+        write_options={"family": start.family},
+        started_from=start.started_from,
+    )
+
+
+def open_tokenizer(kind: str, vocabulary: int, texts: Iterable[str]) -> TextTokenizer:
+    """A tokenizer from a file, or one of this kind and vocabulary trained on the texts."""
+    if kind in TRAINERS:
+        return TextTokenizer.train(kind, texts, vocabulary)
+    if not Path(kind).is_file():
+        raise ConfigError(f"`tokenizer` is {kind!r}; expected {', '.join(TRAINERS)}, or a tokenizer.json or vocab.txt")
+    return TextTokenizer.load(kind)
+
+
+def create_starting_text_model(request: Request, tokenizer: TextTokenizer) -> StartingTextModel:
+    """A new model with the vocabulary of the tokenizer."""
+    recipe = request.recipe
+    if recipe.model is None:
+        raise ConfigError("no model is named; use `model` transformer_cpu, or `init` with a run of translation")
+    family, preset = find_preset(recipe.model, trusted=request.trusted)
+    check_reads_text(family.build, recipe.model)
+    config = family.configure(preset, **{"vocabulary": tokenizer.vocabulary, "pad": tokenizer.pad, **recipe.fields})
+    model: Any = family.build(config)
+    return StartingTextModel(model=model, tokenizer=tokenizer, family=family)
+
+
+def open_starting_text_model(request: Request) -> StartingTextModel:
+    """The model of a checkpoint, which keeps its tokenizer; `fields` may change its dropout."""
+    recipe, loaded = request.recipe, open_text_model(str(request.init), fields=request.recipe.fields)
+    assert loaded.checkpoint is not None
+    if recipe.model is not None:
+        raise ConfigError(f"`model` {recipe.model} with `init` {request.init}; expected one of them")
+    return StartingTextModel(
+        model=copy_weights_as_float32(loaded.model),
+        tokenizer=loaded.tokenizer,
+        family=get_built_in_family(loaded.checkpoint.description.family, loaded.source),
+        started_from=str(loaded.source if loaded.run is None else loaded.run.model),
+    )
+
+
+TASK = TaskKind(name="translation", settings=TranslationSettings, build=build_translation, needs_classes=False)
