@@ -61,7 +61,7 @@ notebook: setup  ## after changing examples/first_steps.py: writes the notebook 
 	$(BIN)/jupytext --to ipynb examples/first_steps.py
 
 KEEP_FREED_MEMORY = MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184
-bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looking inside, predicting, loading and images, interleaved
+bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looking inside, predicting, decoding, loading and images, interleaved
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/throughput.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/deit_variants.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/distillation.py
@@ -69,6 +69,7 @@ bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looki
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/inspection.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only engines,variants
 	PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only accuracy,cold,folder,merging
+	PYTHONPATH=tests $(BIN)/python benchmarks/decoding.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/checkpoint_loading.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/image_pipeline.py
 

@@ -49,6 +49,11 @@ def describe_map(read: SentenceAttention, layer: int, head: MapHead, kind: MapKi
     return f"layer {number}, head {resolve_index('head', head, heads)}"
 
 
+def clamp_layer(layer: int, layers: int) -> int:
+    """The same layer of another stack, which may have fewer: the last one then."""
+    return max(min(layer, layers - 1), -layers)
+
+
 def plot_cross_attention(
     read: SentenceAttention, occlusion: WordOcclusion, layer: int = -1, head: MapHead = "mean", name: str = "attention"
 ) -> CaptionedFigure:
@@ -68,7 +73,7 @@ def plot_cross_attention(
     ]
     text = (
         "Occlusion: how much the log-probability of each target word (rows) falls if a source word (columns) is left "
-        f"out; the largest of a row is outlined. In detail, {occlusion}."
+        f"out; the largest of a row is outlined. {capitalise(str(occlusion))}."
     )
     arrays = {"occlusion": occlusion.losses, "log_probabilities": occlusion.log_probabilities}
     attention = read.select_map("cross", layer, head)
@@ -80,8 +85,8 @@ def plot_cross_attention(
         agreement = compare_with_occlusion(attention, occlusion, read)
         end = attention[: len(read.target_words), -1]
         text = (
-            f"Attention: what each target word (rows) reads of the source (columns), {which}; {mean_percent(end)} is "
-            f"on the end of the sentence. {text} {str(agreement)[0].upper()}{str(agreement)[1:]}."
+            f"Attention: what each target word (rows) reads of the source (columns), {which}; {format_mean(end)} is "
+            f"on the end of the sentence. {text} {capitalise(str(agreement))}."
         )
         arrays |= {"attention": attention}
     return CaptionedFigure(
@@ -93,8 +98,13 @@ def plot_cross_attention(
     )
 
 
-def mean_percent(values: NDArray[Any]) -> str:
+def format_mean(values: NDArray[Any]) -> str:
     return f"{values.mean() if values.size else 0:.0%}"
+
+
+def capitalise(text: str) -> str:
+    """The text as a sentence; str.capitalize would change words in it."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def plot_self_attention(
@@ -107,7 +117,7 @@ def plot_self_attention(
         maps = read.find_maps(kind)
         if maps is None:
             continue
-        own = max(min(layer, len(maps) - 1), -len(maps))  # the encoder may have fewer layers than the decoder
+        own = clamp_layer(layer, len(maps))
         values = read.select_map(kind, own, head)
         assert values is not None
         rows, columns = (each.words for each in read.find_sides(kind))

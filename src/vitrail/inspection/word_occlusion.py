@@ -18,6 +18,8 @@ from vitrail.predict.translator import GREEDY
 from vitrail.text import format_count
 from vitrail.text_loading import LoadedTextModel
 
+ROWS_AT_ONCE = 16  # sentences of which the logits of all tokens are in memory
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # comparing arrays is ambiguous
 class WordOcclusion:
@@ -66,10 +68,14 @@ def occlude_words(loaded: LoadedTextModel, read: SentenceAttention) -> WordOcclu
     """Translate the sentence again without each of its words, whose pieces are removed from the source."""
     model, tokenizer, source = loaded.model, loaded.tokenizer, read.source
     rows = [list(source.ids), *(source.drop_word(word) for word in range(len(read.source_words)))]
-    tokens = compute_token_log_probabilities(model, rows, read)
-    words = read.target.sum_pieces(tokens)  # (1 + W, M)
-    texts = GREEDY.run(model, tokenizer, [row[:-1] for row in rows], range(len(rows)))
-    greedy, *without = (tokenizer.decode(each.tokens) for (each,) in texts)
+    tokens, texts = list[NDArray[np.float64]](), list[str]()
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[start : start + ROWS_AT_ONCE]
+        tokens.append(compute_token_log_probabilities(model, some, read))
+        found = GREEDY.run(model, tokenizer, [row[:-1] for row in some], range(len(some)))
+        texts += [tokenizer.decode(each.tokens) for (each,) in found]
+    words = read.target.sum_pieces(np.concatenate(tokens))  # (1 + W, M)
+    greedy, *without = texts
     return WordOcclusion(
         losses=(words[0] - words[1:]).T, log_probabilities=words[0], greedy=greedy, without=tuple(without)
     )
@@ -82,8 +88,8 @@ def compute_token_log_probabilities(
     before = make_rows(model, [read.target_before.ids] * len(sources))
     written = make_rows(model, [read.target.ids] * len(sources))
     logits: Tensor = model(make_rows(model, sources), before)
-    found = logits.double().log_softmax(-1).gather(2, written[..., None])[..., 0]
-    return found.numpy(force=True)
+    found = logits.float().log_softmax(-1).gather(2, written[..., None])[..., 0]
+    return found.double().numpy(force=True)
 
 
 def compare_with_occlusion(

@@ -16,6 +16,8 @@ from vitrail.inspection.sentence_attention import MapKind, SentenceAttention, re
 from vitrail.inspection.sentence_figures import (
     KIND_NAMES,
     MapHead,
+    capitalise,
+    clamp_layer,
     describe_map,
     plot_cross_attention,
     plot_heads,
@@ -174,7 +176,7 @@ def render_translation_page(explained: ExplainedSentence) -> str:
     sections.append(PageSection(title="Model", table=build_model_table(explained)))
     return render_page(
         read.translation or "An empty translation",
-        f"{read.sentence}\n\n{explained.verdict[0].upper()}{explained.verdict[1:]}.",
+        f"{read.sentence}\n\n{capitalise(explained.verdict)}.",
         sections,
         script=SCRIPT_FILE.read_text("utf-8"),
         style=STYLE_FILE.read_text("utf-8"),
@@ -211,7 +213,7 @@ def build_panel(explained: ExplainedSentence, kind: MapKind, number: int) -> Lin
         names: list[MapHead] = [*range(heads), "mean"]
         data["attention"] = np.rint(1000 * maps).astype(int).tolist()
         data["notes"] = [[describe_choice(explained, kind, layer, head) for head in names] for layer in range(layers)]
-        layer = min(resolve_index("layer", explained.layer, read.layers_and_heads[0]), layers - 1)
+        layer = clamp_layer(explained.layer, layers) % layers
         chosen = heads if explained.head == "mean" else resolve_index("head", explained.head, heads)
         choices.append(render_select("layer", [str(each) for each in range(layers)], layer))
         choices.append(render_select("head", [str(each) for each in names], chosen))
