@@ -211,7 +211,8 @@ def run_searches(
     searches: Sequence[RowSearch], model: TextModel, memory: Memory, start: int, rules: SearchRules
 ) -> None:
     """Advance all rows together, one token per step, until each is over."""
-    forbidden, device = list_forbidden(model, start, rules.end), memory.tokens.device
+    device = memory.tokens.device
+    forbidden = list_forbidden(model, start, rules.end, device)
     live = list(searches)
     tokens, totals = torch.full((len(live),), start, device=device), torch.zeros(len(live), 1, device=device)
     length = max(search.limit for search in searches)

@@ -61,17 +61,14 @@ def read_limits(length: int | Tensor, rows: int) -> list[int]:
     return limits
 
 
-def list_forbidden(model: TextModel, start: int, end: int) -> list[int]:
+def list_forbidden(model: TextModel, start: int, end: int, device: torch.device) -> Tensor:
     """Tokens that are never written. Some vocabularies start with the end token, which must be possible."""
-    return sorted({model.config.pad, start} - {end})
+    return torch.tensor(sorted({model.config.pad, start} - {end}), dtype=torch.int64, device=device)
 
 
-def compute_log_probabilities(logits: Tensor, forbidden: list[int]) -> Tensor:
+def compute_log_probabilities(logits: Tensor, forbidden: Tensor) -> Tensor:
     """Of every next token, −∞ for those forbidden, whose share is not distributed to the others: (R, V) → (R, V)."""
-    log_probabilities = F.log_softmax(logits, -1, dtype=torch.float32)
-    for token in forbidden:
-        log_probabilities[:, token] = -math.inf
-    return log_probabilities
+    return F.log_softmax(logits, -1, dtype=torch.float32).index_fill_(1, forbidden, -math.inf)
 
 
 def select_largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -111,7 +108,8 @@ def write_rows(
     alpha: float,
 ) -> list[Hypothesis]:
     """Write each row of the memory `copies` times; `choose` picks the next tokens. Finished rows leave the batch."""
-    forbidden, device = list_forbidden(model, start, end), memory.tokens.device
+    device = memory.tokens.device
+    forbidden = list_forbidden(model, start, end, device)
     texts: list[list[int]] = [[] for _ in range(len(limits) * copies)]
     parts: list[list[float]] = [[] for _ in texts]
     if not texts:
