@@ -77,8 +77,7 @@ def select_largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     topk alone takes any of several equal values, and another one on another device.
     """
     found, indices = values.topk(min(count + 1, values.shape[1]))
-    tied = (found[:, 1:] == found[:, :-1]) & (found[:, 1:] > -math.inf)
-    if tied.any():
+    if found[:, 1:].eq(found[:, :-1]).any():
         found, indices = values.sort(dim=1, descending=True, stable=True)
     return found[:, :count], indices[:, :count]
 

@@ -1,4 +1,4 @@
-"""A product with weights that is also fast for the few rows of one step of decoding.
+"""A product with weights that is also fast for the few beams of one step of decoding.
 
 B rows, D inputs, E outputs.
 """
@@ -8,21 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MAX_ROWS = 8  # more rows are as fast in the usual order
-MIN_WEIGHTS = 2**17  # of a product with a single row: a smaller one is as fast in the usual order
 
 
 def multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear for tokens (B, N, D), or for a step (B, D), of which few rows are multiplied as weight · xᵀ.
+    """F.linear, (…, D) → (…, E). On a CPU the product of few rows, (B, D), is computed as weight · xᵀ.
 
-    BLAS reads the weights about twice as fast in this order on the CPUs measured, if there are at least two rows, and
-    with few rows reading them is most of the time.
+    Reading the weights is most of its time, and BLAS reads them up to twice as fast in this order, but not for one row.
     """
-    rows = x.size(0)
-    few = x.dim() == 2 and rows <= MAX_ROWS and x.is_cpu and not torch.is_grad_enabled()
-    if not few or (rows == 1 and weight.numel() < MIN_WEIGHTS):
+    few = x.dim() == 2 and 1 < x.size(0) <= MAX_ROWS and x.is_cpu
+    if not few or torch.is_grad_enabled():
         return F.linear(x, weight, bias)
-    product = torch.mm(weight, (x if rows > 1 else torch.cat((x, x))).t()).t()  # (B, E), in the order of (E, B)
-    product = product if rows > 1 else product[:1]
+    product = torch.mm(weight, x.t()).t()  # (B, E), in the order of (E, B)
     if bias is None:
         return product.contiguous()
     return torch.add(product, bias, out=x.new_empty(product.shape))

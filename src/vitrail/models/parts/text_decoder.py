@@ -3,7 +3,7 @@
 B rows, M target tokens, N tokens of the memory, D width, L layers.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import torch
@@ -29,41 +29,39 @@ class DecoderState:
     """
 
     layers: list[DecoderStep]
-    keys: Tensor  # (L, B, H, n, K), of which `length` tokens are set
-    values: Tensor  # (L, B, H, n, V)
+    cached: Tensor  # (L, B, H, n, K + V): keys and values next to each other, of which `length` tokens are set
     memory: list[tuple[Tensor, Tensor]]  # of every layer, (S, H, N, K) and (S, H, N, V)
     mask: Tensor | None  # added to the scores of the memory, (S, 1, 1, N); None: nothing is padding
     length: int = 0
     cache: list[KeyValues] = field(init=False)  # the keys and values of each layer
 
     def __post_init__(self) -> None:
-        numbers = range(len(self.keys))  # iterating over a tensor gives views that cannot be written in training
-        self.cache = [KeyValues(self.keys[i], self.values[i], self.length) for i in numbers]
+        width = self.memory[0][0].shape[3]
+        layers = (self.cached[layer] for layer in range(len(self.layers)))  # iterating gives views that are read only
+        self.cache = [KeyValues(layer[..., :width], layer[..., width:], self.length) for layer in layers]
 
     def reorder(self, rows: Tensor) -> "DecoderState":
         """In place, where there are not more rows than before: most beams continue themselves, and stay."""
         order: list[int] = rows.tolist()
-        moved, beams = find_moved(order, rows.device), self.keys.shape[1] // self.sentences
-        keys, values = (self.take_cached(each, rows, moved) for each in (self.keys, self.values))
-        kept = list_sentences([row // beams for row in order])
-        if kept == list(range(self.sentences)):
-            return DecoderState(self.layers, keys, values, self.memory, self.mask, self.length)
-        sentences, moved = torch.tensor(kept, device=rows.device), find_moved(kept, rows.device)
-        memory = [(take_rows(k, sentences, moved), take_rows(v, sentences, moved)) for k, v in self.memory]
-        mask = None if self.mask is None else self.mask.index_select(0, sentences)
-        return DecoderState(self.layers, keys, values, memory, mask, self.length)
+        sentences = len(self.memory[0][0])
+        kept = list_sentences([row * sentences // self.cached.shape[1] for row in order])
+        cached = self.take_cached(rows, find_moved(order, rows.device))
+        if kept == list(range(sentences)):
+            return self if cached is self.cached else replace(self, cached=cached)
+        chosen, moved = torch.tensor(kept, device=rows.device), find_moved(kept, rows.device)
+        memory = [(take_rows(k, chosen, moved), take_rows(v, chosen, moved)) for k, v in self.memory]
+        mask = None if self.mask is None else self.mask.index_select(0, chosen)
+        return replace(self, cached=cached, memory=memory, mask=mask)
 
-    @property
-    def sentences(self) -> int:
-        return len(self.memory[0][0])
-
-    def take_cached(self, tensor: Tensor, rows: Tensor, moved: Tensor) -> Tensor:
-        """These rows of keys or values; of more rows than before, with room for as many tokens."""
-        layers, before, heads, length, width = tensor.shape
-        chosen = take_rows(tensor.narrow(3, 0, self.length), rows, moved, dim=1)
-        if len(rows) <= before:
-            return tensor.narrow(1, 0, len(rows))
-        larger = tensor.new_empty((layers, len(rows), heads, length, width))
+    def take_cached(self, rows: Tensor, moved: Tensor) -> Tensor:
+        """The keys and values of these rows; of more rows than before, with room for as many tokens."""
+        layers, before, heads, length, width = self.cached.shape
+        chosen = take_rows(self.cached.narrow(3, 0, self.length), rows, moved, dim=1)
+        if len(rows) == before:
+            return self.cached
+        if len(rows) < before:
+            return self.cached.narrow(1, 0, len(rows))
+        larger = self.cached.new_empty((layers, len(rows), heads, length, width))
         larger.narrow(3, 0, self.length).copy_(chosen)
         return larger
 
@@ -93,14 +91,13 @@ class TextDecoder(nn.Module):
 
     def start(self, memory: Memory, length: int) -> DecoderState:
         """The state before the first token, with room for `length` tokens."""
-        rows, like, sizes = len(memory.tokens), memory.tokens, self.sizes
-        shape = (len(self.layers), rows, sizes.heads, length)
+        like, sizes = memory.tokens, self.sizes
+        shape = (len(self.layers), len(like), sizes.heads, length, sizes.key_width + sizes.value_width)
         mask = None
         if memory.kept is not None and not memory.kept.all():
             mask = torch.zeros_like(memory.kept, dtype=like.dtype).masked_fill(~memory.kept, -torch.inf)[:, None, None]
-        keys, values = (like.new_empty((*shape, width)) for width in (sizes.key_width, sizes.value_width))
         layers = [DecoderStep(layer) for layer in self.layers]
-        return DecoderState(layers, keys, values, self.project_memory(memory), mask)
+        return DecoderState(layers, like.new_empty(shape), self.project_memory(memory), mask)
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
         """One more token of each row, whose keys and values are added to the state: (B, D) → (B, D)."""
