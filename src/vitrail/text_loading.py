@@ -1,5 +1,6 @@
 """Open a model that translates: its weights, its tokenizer and its languages."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,12 +116,12 @@ def check_vocabulary_matches(config: Any, tokenizer: "TextTokenizer", name: str)
 
 def is_text_model(name: str) -> bool:
     """Whether a run or a model folder holds a model of text, by its config.json; nothing else is read."""
+    place = Path(name)
+    if not os.path.exists(place):  # noqa: PTH110  # Path refuses a long name
+        return False
     from vitrail.models.catalog import load_built_in_families
     from vitrail.models.text_contract import TextModel
 
-    place = Path(name)
-    if not place.exists():
-        return False
     run = find_finished_run(place)
     folder = run.model if run is not None else place if place.is_dir() else place.parent
     family = (read_json_if_exists(folder / CONFIG_FILE) or {}).get("family")

@@ -215,6 +215,12 @@ def test_long_sentences_and_unknown_characters(vitrail_: Run, saved: Path, tmp_p
     assert ["error" in each for each in records] == [False, True, False]
 
 
+def test_convert_keeps_tokenizer_and_languages(vitrail_: Run, run: Path, tmp_path: Path) -> None:
+    assert vitrail_("convert", run, tmp_path / "half", "--to", "vitrail", "--dtype", "float16").code == 0
+    assert vitrail.describe(tmp_path / "half").languages == ("ab", "xy")
+    assert vitrail.Translator(tmp_path / "half").languages == ("ab", "xy")
+
+
 def check_one_line(result: Any, *parts: str) -> None:
     assert result.code == 2, result
     assert result.err.count("\n") == 1, result.err

@@ -1,5 +1,6 @@
 """Translator: alone as in a batch, in order, with alternatives; long, empty and unknown input."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,14 @@ def test_a_model_of_text_is_loaded_as_any_other(folder: Path) -> None:
     assert len(about.tokenizer) == 64
     loaded = open_text_model(folder, fields={"dropout": 0.5})
     assert loaded.model.config.dropout == 0.5
+
+
+def test_damaged_languages_are_one_line(tmp_path: Path) -> None:
+    folder = write_text_model(tmp_path / "model")
+    text = (folder / "config.json").read_text("utf-8")
+    for name, value in (("languages", "5"), ("languages", '["de"]'), ("tokenizer", "5")):
+        about = json.loads(text)
+        about.pop("checksum", None)
+        (folder / "config.json").write_text(json.dumps({**about, name: json.loads(value)}), "utf-8")
+        with pytest.raises(CheckpointError, match=f"{name} is "):
+            open_text_model(folder)

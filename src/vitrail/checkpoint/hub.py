@@ -20,7 +20,9 @@ from vitrail.checkpoint.files.weight_folders import (
     PREPROCESSOR_FILE,
     WEIGHT_FILES,
     list_shards,
+    read_json_if_exists,
 )
+from vitrail.checkpoint.tokenizer_file import TOKENIZER_FILE
 from vitrail.errors import CheckpointError, describe_error, missing_package_error
 
 HUB_PREFIX = "hf-hub:"
@@ -131,7 +133,9 @@ def download_revision(repository: str, revision: str | None) -> Path:
         )
     for file in (CONFIG_FILE, PREPROCESSOR_FILE):
         if file in files:
-            download(file)
+            found = download(file)
+            if TOKENIZER_FILE in files and "tokenizer" in (read_json_if_exists(found) or ()):
+                download(TOKENIZER_FILE)
     path = download(weights)
     for shard in list_index_shards(path):
         if shard not in files:

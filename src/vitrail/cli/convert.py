@@ -87,6 +87,7 @@ def convert(
 
     from vitrail.checkpoint import read, write
     from vitrail.checkpoint.run_files import find_finished_run
+    from vitrail.checkpoint.tokenizer_file import read_tokenizer_file
     from vitrail.cli import name_options
     from vitrail.loading import choose_preprocessing, refuse_load_arguments_as_fields
     from vitrail.tasks.pretraining.pretraining import read_part_tensors
@@ -100,6 +101,9 @@ def convert(
         about = replace(about, preprocessing=choose_preprocessing(found.model, about.preprocessing, how))
     if labels is not None:
         about = replace(about, labels=read_labels_file(labels))
+    tokenizer = None
+    if about.tokenizer is not None:  # a text model keeps its own
+        tokenizer, _ = read_tokenizer_file(Path(checkpoint) if run is None else run.model, about.tokenizer)
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")
     print(name_options(str(found.report), found.report.settings))
     write(
@@ -110,9 +114,11 @@ def convert(
         labels=about.labels,
         provenance=about.provenance,
         resampling=about.resampling,
+        languages=about.languages,
+        tokenizer=tokenizer,
         parts=read_part_tensors(checkpoint) if parts else None,
     )
     snippet = LOAD_SNIPPETS.get(to if out.is_dir() else "", "").format(path=str(out))
-    if not found.model.config.classes:
+    if not about.config.get("classes"):
         snippet = snippet.replace("AutoModelForImageClassification", "AutoModel")
     print(f"{out}: written in the {to} layout{f'; open it with {snippet}' if snippet else ''}")

@@ -48,7 +48,7 @@ def eval(  # noqa: A001
         vitrail eval vit_fashion --data fashion
         vitrail eval vit_fashion --data fashion --out results
         vitrail eval runs/demo --json
-        vitrail eval runs/translate-demo-tatoeba-1 --beam 4
+        vitrail eval runs/translation --beam 4
 
     Parameters
     ----------

@@ -48,10 +48,10 @@ def translate(
 
     Examples::
 
-        vitrail translate runs/demo "Ein Hund läuft."
-        vitrail translate runs/demo "Ein Hund läuft." --n-best 3
-        vitrail translate runs/demo sentences.de -o sentences.en.txt
-        vitrail translate runs/demo sentences.de -o translations.jsonl --resume
+        vitrail translate runs/translation "Ein Hund läuft."
+        vitrail translate runs/translation "Ein Hund läuft." --n-best 3
+        vitrail translate runs/translation sentences.de -o sentences.en.txt
+        vitrail translate runs/translation sentences.de -o translations.jsonl --resume
 
     Parameters
     ----------
