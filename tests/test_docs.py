@@ -23,6 +23,7 @@ from support.doc_pages import (
     run_vitrail,
 )
 from support.noisy_weights import add_weight_noise
+from support.toy_captions import write_toy_captioner
 
 import vitrail
 from vitrail.checkpoint import write
@@ -45,11 +46,6 @@ SLOW_EXAMPLES = (
     "train --data tatoeba",
     "train --task caption",
 )  # the pages run these commands by default
-TEXT_RUN_EXAMPLES = (  # of runs that the workplace does not have; the commands have tests of their own
-    "translate",
-    "caption",
-    "export runs/translation",
-)
 SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")
 
 
@@ -105,7 +101,7 @@ def help_examples() -> list[str]:
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an example in --help may name, since a help text is not a page: photos, a run and a file of weights."""
+    """What an example in --help may name, since a help text is not a page: photos, sentences, weights and runs."""
     folder = tmp_path_factory.mktemp("workplace")
     write_photos(folder / "photos", ("Bag", "Dress"), train=4, val=1)
     model = vitrail.create("DeiT-Ti", image_size=64, depth=2, classes=10)
@@ -114,19 +110,18 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["train", "--epochs", "1", "--set", "depth=1", "--set", "width=12", "-o", str(folder / "runs" / "demo")]
     )
     translator = ["--data", "reversal", "--epochs", "1", "--set", "encoder_depth=2", "--set", "decoder_depth=2"]
-    run_vitrail(["train", *translator, "-o", str(folder / "runs" / "translate-demo-tatoeba-1")])
+    run_vitrail(["train", *translator, "-o", str(folder / "runs" / "translation")])
+    (folder / "sentences.de").write_text("4 2\n1 2 3\n")
+    write_toy_captioner(folder / "runs" / "captions")
     return folder
 
 
 def mark_slow_examples() -> Iterator[Any]:
-    for words in (each for each in help_examples() if not each.startswith(TEXT_RUN_EXAMPLES)):
+    for words in help_examples():
         yield pytest.param(words, marks=pytest.mark.slow) if words.startswith(SLOW_EXAMPLES) else words
 
 
-NOT_RUN_BY_DEFAULT = (*SLOW_EXAMPLES, *TEXT_RUN_EXAMPLES)
-
-
-@pytest.mark.parametrize("words", [each for each in help_examples() if each.startswith(NOT_RUN_BY_DEFAULT)])
+@pytest.mark.parametrize("words", [each for each in help_examples() if each.startswith(SLOW_EXAMPLES)])
 def test_slow_help_examples_have_valid_options(words: str) -> None:
     check_command(f"vitrail {words.partition('  #')[0]}")
 

@@ -69,7 +69,7 @@ def explain(
         vitrail explain vit_fashion photos -o explained_photos --json
         vitrail explain cct_cifar10 example:cat example:rocket --method pca -o together
         vitrail explain vit_fashion example:coffee --method neighbours --data fashion -o similar
-        vitrail explain runs/translate-demo-tatoeba-1 --sentence "Ein Hund läuft." --layer 1 --head 0
+        vitrail explain runs/translation --sentence "Ein Hund läuft." --layer 1 --head 0
 
     Parameters
     ----------

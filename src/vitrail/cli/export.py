@@ -47,7 +47,7 @@ def export(
         vitrail export vit_fashion exported
         vitrail export vit_fashion small --to onnx-int8 --check photos
         vitrail export vit_fashion features --features mean
-        vitrail export runs/translate-demo-tatoeba-1 translator --to ctranslate2
+        vitrail export runs/translation translator --to ctranslate2
 
     Parameters
     ----------
