@@ -34,6 +34,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "linformer": ("linformer", {**PLAIN, "projected": 4}),
     "axial": ("axial", PLAIN),
     "igpt": ("igpt", {**TOKENS, "colours": 5}),
+    "sl_vit": ("sl_vit", PLAIN),
+    "sl_vit, patches alone": ("sl_vit", {**PLAIN, "shifted_patches": False}),
     "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
     "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),

@@ -278,8 +278,9 @@ def list_blocks(model: ImageModel) -> list[nn.Module]:
 
 
 def list_families_with_maps() -> str:
+    """The first three, as examples."""
     built = [(each.name, each.build) for each in load_built_in_families()]
-    *names, last = [name for name, kind in built if issubclass(kind, ImageModel) and not kind.no_maps_reason]
+    *names, last = [name for name, kind in built if issubclass(kind, ImageModel) and not kind.no_maps_reason][:3]
     return f"{', '.join(names)} or {last}"
 
 
