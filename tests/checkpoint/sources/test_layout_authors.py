@@ -1,4 +1,4 @@
-"""Files of the authors' own code: wrappers, preprocessing and errors; each model compares its logits in its own tests."""
+"""Files of the authors' own code: wrappers, preprocessing and errors; each model has a test of its logits."""
 
 from pathlib import Path
 from typing import Any
