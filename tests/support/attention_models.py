@@ -46,6 +46,7 @@ ATTENTION_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cct, sinusoidal": ("cct", {"learned_positions": False}),
     "t2t": ("t2t", {"stage_width": 8}),
     "sl_vit": ("sl_vit", {"patch_size": 16}),
+    "parallel": ("parallel_vit", {"layer_scale": 0.5}),
 }
 
 PRESETS = {
@@ -53,6 +54,7 @@ PRESETS = {
     "deit": "deit_tiny_patch16_224",
     "t2t": "t2t_vit_7",
     "sl_vit": "sl_vit_patch4_32",
+    "parallel_vit": "vit_small_patch16_18x2_224",
 }
 
 

@@ -140,11 +140,6 @@ class ViT(ImageModel):
             lecun_normal_(self.pre_logits.weight)
         zero_head(self.head)
 
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Cut the images into patches and map each to a token: (B, C, H, W) → (B, n, D), and their grid."""
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
-
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         """Add the prefix tokens and, at the stem, the positions: (B, n, D) → (B, N, D)."""
         x = prepend_tokens(patches, self.cls_token, self.reg_token)
