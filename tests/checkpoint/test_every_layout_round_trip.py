@@ -57,6 +57,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "parallel_vit of the authors": ("deit_small_patch16_18x2_LS", TINY),
     "parallel_vit without layer scale": ("deit_small_patch16_18x2", TINY),
     "parallel_vit, three branches": ("vit_small_patch16_18x2_224", {**TINY, "branches": 3}),
+    "deepvit": ("DeepViT-16B", TINY),
+    "deepvit with convolutions": ("DeepViT-L", {**TINY, "depth": 2, "reattending": 1}),
     "igpt": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 2, "heads": 2, "colours": 9}),
     "igpt with a head": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 1, "heads": 2, "classes": 3}),
     "resnet": ("resnet18", {"image_size": 32, "stages": (1, 1), "width": 8, "classes": 3}),

@@ -37,6 +37,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sl_vit": ("sl_vit", PLAIN),
     "sl_vit, patches alone": ("sl_vit", {**PLAIN, "shifted_patches": False}),
     "parallel_vit": ("parallel_vit", {**PLAIN, "layer_scale": 0.5}),
+    "deepvit": ("deepvit", {**PLAIN, "reattending": 1}),
+    "deepvit, convolutions": ("deepvit", {**PLAIN, "stem": "convolutions", "branch_scale": 0.5}),
     "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
     "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
