@@ -36,6 +36,8 @@ VIT: dict[str, dict[str, Any]] = {
     "oblong": {"image_size": (32, 48)},
     "oblong with a square's places": {"image_size": (16, 64)},
     "fixed": {"positions": "sincos_2d"},
+    "simple": {"positions": "sincos_simple", "class_token": False, "pool": "mean", "head": "mlp"},
+    "simple with a class token": {"positions": "sincos_simple"},
     **{positions: {"positions": positions} for positions in ("none", "learned_2d", "relative", "rotary")},
     "in layers": {"positions_at": "layers"},
     "grey": {"channels": 1},
