@@ -16,6 +16,7 @@ from torch import Tensor
 import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.cli import build_app
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention, find_attention_layers
 from vitrail.inspection.rollout import attention_rollout
@@ -172,6 +173,14 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
         write(ParallelViT(TOY), tmp_path / "theirs.pth", "deit")
     with pytest.raises(ConfigError, match="ParallelViT has its own kind of blocks, which do not support merged tokens"):
         add_token_merging(ParallelViT(TOY), 1)
+
+
+@pytest.mark.slow
+def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
+    model = add_weight_noise(ParallelViT(TOY), std=0.2)
+    how = Preprocessing(image_size=model.config.image_size)
+    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
+    assert check.difference < 1e-4
 
 
 @pytest.mark.slow

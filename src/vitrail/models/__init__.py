@@ -2,6 +2,6 @@
 
 FAMILIES = (
     *("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "igpt", "resnet", "regnety"),  # read images
-    *("sl_vit", "parallel_vit", "deepvit"),
+    *("sl_vit", "parallel_vit", "deepvit", "crossvit"),
     *("transformer", "seq2seq"),  # read text
 )
