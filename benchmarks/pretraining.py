@@ -50,6 +50,7 @@ from vitrail.tasks import find_task
 from vitrail.tasks.image_task import ImageTask, open_image_source
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.dino import Dino
+from vitrail.tasks.pretraining.igpt import ImageGpt
 from vitrail.tasks.pretraining.mae import MaskedAutoencoder
 from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.pretraining.simmim import SimMim, hide_squares
@@ -278,6 +279,32 @@ def make_dino_recipe_steps() -> Mapping[str, Step]:
     }
 
 
+def make_igpt_recipe_steps() -> Mapping[str, Step]:
+    """transformers' step gets the colours; ours finds them in the palette."""
+    recipe = open_recipe("igpt-cpu")
+    model: Any = vitrail.create(str(recipe.model))
+    config, batch = model.config, recipe.loop.batch
+    pixels = config.image_size[0] * config.image_size[1]
+    peer: Any = {
+        "vocab_size": config.colours + 1,  # the last one is the start
+        "n_positions": pixels,
+        "n_embd": config.width,
+        "n_layer": config.depth,
+        "n_head": config.heads,
+        "resid_pdrop": 0,
+        "embd_pdrop": 0,
+        "attn_pdrop": 0,
+    }
+    theirs = transformers.ImageGPTForCausalImageModeling(transformers.ImageGPTConfig(**peer))
+    colours = torch.randint(config.colours, (batch, pixels))
+    inputs = torch.cat([torch.full((batch, 1), config.colours), colours[:, :-1]], dim=1)
+
+    def compute_loss() -> Tensor:
+        return F.cross_entropy(theirs(input_ids=inputs).logits.flatten(0, 1), colours.flatten())
+
+    return {"vitrail": make_task_step(ImageGpt(model), batch), "transformers": make_step(theirs, compute_loss)}
+
+
 SINCOS = {"positions": "sincos_2d"}
 CASES = (
     Case("mae", "recipe mae-cpu", make_mae_recipe_steps),
@@ -291,6 +318,7 @@ CASES = (
     Case("simclr", "recipe simclr-cpu", make_simclr_recipe_steps),
     Case("byol", "recipe byol-cpu", make_byol_recipe_steps),
     Case("dino", "recipe dino-cpu", make_dino_recipe_steps),
+    Case("igpt", "recipe igpt-cpu", make_igpt_recipe_steps),
     Case("simmim", "B/16, batch 4", lambda: make_simmim_steps(4, SimMimSettings(), "vit_base_patch16_224", {})),
 )
 
