@@ -31,6 +31,8 @@ from lightly.models.modules.heads import (
     DINOProjectionHead,
     SimCLRProjectionHead,
 )
+from lightly.models.modules.heads_timm import AIMPredictionHead
+from lightly.models.modules.masked_causal_vision_transformer import MaskedCausalVisionTransformer
 from lightly.models.utils import update_momentum
 from PIL import Image
 from rich.progress import track
@@ -43,11 +45,19 @@ from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
-from vitrail.recipes.pretraining_settings import ByolSettings, DinoSettings, MaeSettings, SimClrSettings, SimMimSettings
+from vitrail.recipes.pretraining_settings import (
+    AimSettings,
+    ByolSettings,
+    DinoSettings,
+    MaeSettings,
+    SimClrSettings,
+    SimMimSettings,
+)
 from vitrail.recipes.recipe import Recipe, open_recipe
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks import find_task
 from vitrail.tasks.image_task import ImageTask, open_image_source
+from vitrail.tasks.pretraining.aim import AutoregressiveImageModel
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.dino import Dino
 from vitrail.tasks.pretraining.igpt import ImageGpt
@@ -279,6 +289,36 @@ def make_dino_recipe_steps() -> Mapping[str, Step]:
     }
 
 
+def make_aim_recipe_steps() -> Mapping[str, Step]:
+    """lightly's step gets normalised patches as targets, and its prefixes are half of an image."""
+    recipe = open_recipe("aim-cpu")
+    settings = AimSettings(**{name: value for name, value in recipe.task.items() if name != "name"})
+    model: Any = vitrail.create(str(recipe.model), **{**recipe.fields, "classes": 0})
+    config, batch = model.config, recipe.loop.batch
+    patches, pixels = model.grid[0] * model.grid[1], 3 * config.patch_size[0] ** 2
+    encoder: Any = MaskedCausalVisionTransformer(
+        img_size=config.image_size[0],
+        patch_size=config.patch_size[0],
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.heads,
+        num_classes=0,
+        class_token=False,
+        global_pool="",
+    )
+    head = AIMPredictionHead(config.width, pixels, hidden_dim=settings.head_width, num_blocks=settings.head_depth)
+    images, targets = torch.randn(batch, 3, *config.image_size), torch.randn(batch, patches - 1, pixels)
+    masked = (torch.arange(patches) >= patches // 2).expand(batch, -1)
+
+    def compute_loss() -> Tensor:
+        return F.mse_loss(head(encoder.forward_features(images, mask=masked)[:, :-1]), targets)
+
+    return {
+        "vitrail": make_task_step(AutoregressiveImageModel(model, settings), batch),
+        "lightly": make_step(nn.ModuleList([encoder, head]), compute_loss),
+    }
+
+
 def make_igpt_recipe_steps() -> Mapping[str, Step]:
     """transformers' step gets the colours; ours finds them in the palette."""
     recipe = open_recipe("igpt-cpu")
@@ -318,6 +358,7 @@ CASES = (
     Case("simclr", "recipe simclr-cpu", make_simclr_recipe_steps),
     Case("byol", "recipe byol-cpu", make_byol_recipe_steps),
     Case("dino", "recipe dino-cpu", make_dino_recipe_steps),
+    Case("aim", "recipe aim-cpu", make_aim_recipe_steps),
     Case("igpt", "recipe igpt-cpu", make_igpt_recipe_steps),
     Case("simmim", "B/16, batch 4", lambda: make_simmim_steps(4, SimMimSettings(), "vit_base_patch16_224", {})),
 )
