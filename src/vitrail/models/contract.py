@@ -252,7 +252,8 @@ def check_reads_images(model: object) -> None:
     kind = model if isinstance(model, type) else type(unwrap_compiled(model))
     if issubclass(kind, Model) and kind.reads != "images":
         raise ConfigError(
-            f"{kind.__name__} reads {kind.reads}; expected a model that reads images (`vitrail translate` is for text)"
+            f"{kind.__name__} reads {kind.reads}; expected a model that reads images (for text: `vitrail translate`, "
+            "`explain --sentence`, `export --to ctranslate2`)"
         )
 
 
