@@ -104,7 +104,7 @@ def eval(  # noqa: A001
 
 
 def reads_text(checkpoint: str) -> bool:
-    """Whether a folder holds a model of text."""
+    """Whether a folder holds a text model."""
     from vitrail.export.description import is_exported
     from vitrail.text_loading import is_text_model
 

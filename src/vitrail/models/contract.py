@@ -218,7 +218,7 @@ def check_kept(kept: Tensor, images: int) -> None:
 
 
 def check_declarations(model: Any) -> None:
-    """Raise an error if a model of images lacks a declaration, or declares parts that it does not have."""
+    """Raise an error if an image model lacks a declaration, or declares parts that it does not have."""
     if not isinstance(model, ImageModel):
         return
     name = type(model).__name__
