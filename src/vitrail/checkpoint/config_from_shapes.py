@@ -183,6 +183,8 @@ def parse_image_size(value: Any) -> tuple[int, int] | None:
 
 def infer_heads(family: Family, config: Mapping[str, Any]) -> tuple[int, bool]:
     """Number of heads, and whether a known model has this shape; otherwise 64 channels per head are assumed."""
+    if "width" not in config:
+        raise CheckpointError(f"the file does not specify the heads for widths {config['widths']}; expected heads=(…)")
     width, depth = config["width"], config["depth"]
     mlp_width = config.get("mlp_width") or family.checkpoint.mlp_ratio * width
     if (width, depth, mlp_width) in HEADS_BY_SHAPE:

@@ -25,7 +25,8 @@ NAME, PATCH_KERNEL = "timm", "patch_embed.proj.weight"
 # `details` of a source: `refused_names`, a pattern of models that have its tensors but compute something else, and
 # `refused_because`; `tanh_gelu_names`, a pattern of models with this approximation of GELU; `model_args`, the only
 # arguments that a folder may have, which follow from shapes; `pretrained_cfg` and `imagenet_mean`, for preprocessing
-# that a file does not specify; `only_in_timm`, whether no other library has these names
+# that a file does not specify; `only_in_timm`, whether no other library has these names; `argument_fields`, our fields
+# of arguments that do not follow from shapes
 HALF_TAGS, IMAGENET_TAGS = ("augreg", "augreg2", "orig"), ("dino", "mae", "fb")  # in file names, by their mean
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # added by wrappers of a model
 
@@ -95,7 +96,11 @@ def fields_from_timm_config(
     card: Mapping[str, Any], tensors: Mapping[str, Tensor], family: Family, source: SourceNames
 ) -> dict[str, Any]:
     """Fields of the folder's config.json that the shapes do not tell."""
-    fields, arguments = dict[str, Any](), layout.get_typed_field(card, "model_args", dict, {})
+    arguments = layout.get_typed_field(card, "model_args", dict, {})
+    named = {
+        name: arguments[each] for each, name in source.details.get("argument_fields", {}).items() if each in arguments
+    }
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}
     if "model_args" in source.details:
         unsupported = {key: value for key, value in arguments.items() if key not in source.details["model_args"]}
         unsupported |= {"global_pool": card["global_pool"]} if card.get("global_pool", "avg") != "avg" else {}
