@@ -2,6 +2,6 @@
 
 FAMILIES = (
     *("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "igpt", "resnet", "regnety"),  # read images
-    *("pit",),  # read images, at several levels
+    *("pit", "swin"),  # read images, at several levels
     *("transformer", "seq2seq"),  # read text
 )
