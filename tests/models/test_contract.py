@@ -41,6 +41,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepvit, convolutions": ("deepvit", {**PLAIN, "stem": "convolutions", "branch_scale": 0.5}),
     "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
     "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
+    "pit": ("pit", {"stages": (1, 2, 1), "widths": (16, 32, 64), "heads": (1, 2, 2)}),
+    "pit, distilled": ("pit", {"stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "distilled": True}),
+    "swin": ("swin", {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": 4}),
+    "swin, version 2": ("swin", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": 4, "version": 2}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
@@ -71,8 +75,8 @@ def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
         assert (32 / rows, 128 / columns) == level.stride
     assert model.grid == model.levels[-1].grid
     if not model.sizes.dynamic:
-        (resized,) = build(case, dynamic=True).feature_maps(torch.zeros(1, 3, 64, 192))
-        assert resized.shape == larger_maps[0].shape
+        resized = build(case, dynamic=True).feature_maps(torch.zeros(1, 3, 64, 192))
+        assert [each.shape for each in resized] == [each.shape for each in larger_maps]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -19,7 +19,7 @@ HEADS_BY_SHAPE = {  # (width, depth, MLP width): two SigLIP models and an old Vi
     (1536, 40, 6144): 16,
     (768, 8, 2304): 8,
 }
-FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions")
+FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions", "windows")
 
 ConfigFields = dict[str, Any]
 
@@ -81,6 +81,7 @@ def find_assumptions(
         "activation": config.get("activation") == "swiglu",
         "pool": config.get("pool") != "class",
         "positions": config.get("positions") != "none",
+        "windows": config.get("version") == 1,  # a table of offsets
     }
     assumed = dict[str, Any]()
     for name in FIELDS_NOT_IN_SHAPES:
@@ -183,6 +184,8 @@ def parse_image_size(value: Any) -> tuple[int, int] | None:
 
 def infer_heads(family: Family, config: Mapping[str, Any]) -> tuple[int, bool]:
     """Number of heads, and whether a known model has this shape; otherwise 64 channels per head are assumed."""
+    if "width" not in config:
+        raise CheckpointError(f"the file does not specify the heads for widths {config['widths']}; expected heads=(…)")
     width, depth = config["width"], config["depth"]
     mlp_width = config.get("mlp_width") or family.checkpoint.mlp_ratio * width
     if (width, depth, mlp_width) in HEADS_BY_SHAPE:

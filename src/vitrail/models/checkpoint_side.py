@@ -42,7 +42,7 @@ class InferredConfig:
     prefix: int = 0  # rows of `pos_embed` for prefix tokens
 
 
-ResampledKind = Literal["grid", "rows", "columns", "offsets", "sums", "kernel"]
+ResampledKind = Literal["grid", "rows", "columns", "offsets", "sums", "kernel", "map"]  # map: (…, h, w), any grid
 RESAMPLED: Mapping[str, ResampledKind] = {
     "pos_embed": "grid",  # (T, E + h·w, D), prefix rows first
     "pos_rows": "rows",  # (T, h, D)

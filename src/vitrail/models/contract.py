@@ -183,7 +183,7 @@ class ImageModel(Model):
 
     def check_images(self, images: Tensor) -> Grid:
         """The grid of a batch of images; an error if the model does not take them."""
-        multiple = self.sizes.multiple or self.levels[-1].stride
+        multiple = self.sizes.multiple or self.levels[0].stride
         size = pair(self.config.image_size)
         return check_images(images, self.config.channels, size, multiple, dynamic=self.sizes.dynamic)
 

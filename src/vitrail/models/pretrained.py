@@ -135,13 +135,14 @@ def find_nearest_preset_with_weights(preset: str) -> str | None:
     if size is None:
         return None
 
-    def distance(name: str) -> tuple[bool, bool, float, int]:
+    def distance(name: str) -> tuple[bool, bool, float, int, bool]:
         entry = known[name]
         return (
             entry["family"] != given["family"],
             not table[name][0].has_imagenet_classes,
             abs(log(entry["parameters"] / given["parameters"])),
             abs((entry["image_size"] or size)[0] - size[0]),
+            name != preset,  # of a sibling with as many weights
         )
 
     return min(table, key=distance)
