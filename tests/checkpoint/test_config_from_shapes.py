@@ -19,6 +19,7 @@ NOT_INFERRED = {
         for name in vitrail.list_models(kind)
     ),  # without a public layout
     *vitrail.list_models("simple_vit*"),  # its positions and activation are those of big_vision's files
+    *vitrail.list_models("swinv2*"),  # their windows are not in the weights
 }
 VIT, DEIT = (find_preset(name)[0] for name in ("ViT-Ti/16", "DeiT-Ti"))
 NOT_IN_SHAPES = ("dropout", "attention_dropout", "stochastic_depth", "dynamic", "layer_scale", "norm_eps")

@@ -15,8 +15,15 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.inspection.capture import AttentionCapture, capture_attention, capture_tokens, find_attention_layers
+from vitrail.inspection.capture import (
+    AttentionCapture,
+    capture_attention,
+    capture_tokens,
+    find_attention_layers,
+    why_several_grids,
+)
 from vitrail.inspection.explain import Explainer
+from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.layers.attention import Attention, SelfAttention, causal_mask, merge_heads
 from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
 
@@ -416,15 +423,13 @@ def test_a_model_without_a_grid() -> None:
         _ = captured.patch_grid
 
 
-def test_a_model_whose_grid_changes_is_refused() -> None:
+def test_how_the_grid_changes() -> None:
     """A pyramid of attention: a figure of one grid would be wrong."""
     model = make_attention_model()
     (level,) = model.levels
     model.levels = (replace(level, blocks=level.blocks[:2]), replace(level, grid=(1, 2), blocks=level.blocks[2:]))
-    changes = r"the grid changes from 2×3 to 1×2 between layers 1 and 2; expected a model that keeps its grid$"
-    with pytest.raises(ConfigError, match=f"^ViT has no attention maps of one grid: {changes}"):
-        find_attention_layers(model)
-    with pytest.raises(ConfigError, match=f"^ViT has no tokens of one grid: {changes}"), capture_tokens(model):
-        raise AssertionError("not reached")
-    with pytest.raises(ConfigError, match=changes):
-        Explainer(model, preprocessing=Preprocessing())
+    changes = "the grid changes from 2×3 to 1×2 between layers 1 and 2"
+    assert why_several_grids(make_attention_model()) == ""
+    assert why_several_grids(model) == changes
+    with pytest.raises(ConfigError, match=f"^method 'rollout' is undefined for this model: {changes}"):
+        Explainer(model, preprocessing=Preprocessing()).resolve_options(ExplainOptions())

@@ -42,6 +42,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "crossvit": ("crossvit", {"patch_sizes": (4, 8), "scales": (1, 1), "widths": (8, 16), "heads": (2, 2), "depth": 2}),
     "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
     "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
+    "pit": ("pit", {"stages": (1, 2, 1), "widths": (16, 32, 64), "heads": (1, 2, 2)}),
+    "pit, distilled": ("pit", {"stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "distilled": True}),
+    "swin": ("swin", {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": 4}),
+    "swin, version 2": ("swin", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": 4, "version": 2}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 

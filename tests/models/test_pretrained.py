@@ -73,7 +73,7 @@ def test_the_table_has_each_name_once_and_only_presets() -> None:
         ("vit_huge_patch14_gap_224", "vit_large_patch32_384"),
         ("deit_tiny_patch16_384", "deit_tiny_patch16_224"),
         ("resnet20_cifar", "resnet18"),
-        ("cct_7_3x1_32", "deit_tiny_patch16_224"),
+        ("axial_base_patch16_224", "deit3_base_patch16_224"),
     ],
 )
 def test_a_preset_without_weights_names_the_nearest_that_has_some(preset: str, nearest: str) -> None:

@@ -19,7 +19,7 @@ HEADS_BY_SHAPE = {  # (width, depth, MLP width): two SigLIP models and an old Vi
     (1536, 40, 6144): 16,
     (768, 8, 2304): 8,
 }
-FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions")
+FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions", "windows")
 
 ConfigFields = dict[str, Any]
 
@@ -81,6 +81,7 @@ def find_assumptions(
         "activation": config.get("activation") == "swiglu",
         "pool": config.get("pool") != "class",
         "positions": config.get("positions") != "none",
+        "windows": config.get("version") == 1,  # a table of offsets
     }
     assumed = dict[str, Any]()
     for name in FIELDS_NOT_IN_SHAPES:

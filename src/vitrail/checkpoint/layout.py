@@ -180,6 +180,16 @@ def merge_agreeing_fields(in_file: Mapping[str, Any], known: Mapping[str, Any]) 
     return {**in_file, **known}
 
 
+def fields_from_arguments(arguments: Mapping[str, Any], source: SourceNames) -> dict[str, Any]:
+    """Our fields of the arguments that the `argument_fields` of a source name; zeros stand for none."""
+    fields = dict[str, Any]()
+    for argument, name in source.details.get("argument_fields", {}).items():
+        value = arguments.get(argument)
+        if value is not None and (not isinstance(value, list) or any(value)):
+            fields[name] = tuple(value) if isinstance(value, list) else value
+    return fields
+
+
 def strip_common_prefixes(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
     """Remove the prefixes that all names have, in this order: wrappers put them before the names of a model."""
     names = dict(zip(tensors, tensors, strict=True))
@@ -228,10 +238,20 @@ def remove_zero_register_positions(
 
 
 def rename_and_write_tensors(
-    layout: str, tensors: Mapping[str, Tensor], table: Sequence[NameEntry], heads: int, path: Path, wrapper: str = ""
+    layout: str,
+    tensors: Mapping[str, Tensor],
+    table: Sequence[NameEntry],
+    heads: int,
+    path: Path,
+    wrapper: str = "",
+    buffers: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write a .safetensors file with the layout in its header, or a file of torch.save with tensors under `wrapper`."""
+    """Write a .safetensors file with the layout in its header, or a file of torch.save with tensors under `wrapper`.
+
+    `buffers` are added under their names.
+    """
     renamed = convert_to_their_tensors(tensors, table, heads)
+    renamed |= {name: tensor.clone() for name, tensor in (buffers or {}).items()}  # which may share their storage
     if path.suffix == ".safetensors":
         write_atomically(path, lambda temporary: save_file(renamed, temporary, {"format": "pt", LAYOUT_KEY: layout}))
     elif path.suffix in (".pth", ".pt", ".bin", ".th"):

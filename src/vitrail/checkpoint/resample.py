@@ -38,6 +38,12 @@ def resample_positions(table: Tensor, old: Grid, new: Grid, policy: ResamplingPo
     return torch.cat((prefix, image.flatten(2).transpose(1, 2).to(table.dtype)), dim=1)
 
 
+def resample_map(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy = "timm") -> Tensor:
+    """Resample a table (…, h, w) whose last axes are the grid: (1, D, h, w), or offsets of H heads (H, 2h−1, 2w−1)."""
+    rows = table.reshape(1, -1, old[0] * old[1]).transpose(1, 2)  # (1, h·w, D)
+    return resample_positions(rows, old, new, policy).transpose(1, 2).reshape(*table.shape[:-2], *new)
+
+
 def resample_projection(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy = "timm") -> Tensor:
     """Resample weights (T, E + h·w, D) of sums over tokens; with more patches each has a smaller weight."""
     rows = table.shape[1] - old[0] * old[1]

@@ -10,6 +10,7 @@ from torch import Tensor
 from vitrail.checkpoint.load_report import LoadReport
 from vitrail.checkpoint.resample import (
     ResamplingPolicy,
+    resample_map,
     resample_patch_kernel,
     resample_positions,
     resample_projection,
@@ -21,8 +22,9 @@ from vitrail.models.contract import ImageModel
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
-    *("stage_dropout", "answer", "feature_layer", "mlp_dropout"),
+    *("stage_dropout", "answer", "feature_layer", "mlp_dropout", "windows", "trained_windows"),
 )
+RESAMPLING_FUNCTIONS = {"sums": resample_projection, "map": resample_map}  # of positions otherwise
 
 
 def check_adaptable(config: Any, wanted: Any) -> Any:
@@ -51,7 +53,10 @@ def adapt_weights(
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)
         kind = find_resampled_kind(name, side)
-        old, new = find_old_and_new_grid(kind, source, target)
+        if kind == "map" and given is not None and given.ndim == wanted.ndim >= 3:
+            old, new = (given.shape[-2], given.shape[-1]), (wanted.shape[-2], wanted.shape[-1])
+        else:
+            old, new = find_old_and_new_grid(kind, source, target)
         if given is not None and given.shape == wanted.shape and old == new:
             adapted[name] = given
             matched.append(name)
@@ -60,10 +65,8 @@ def adapt_weights(
             adapted[name] = torch.zeros(wanted.shape, dtype=like.dtype)
             initialised.append(name)
         elif given is not None and old != new:  # also if both grids have the same number of patches
-            resample, what = (
-                (resample_projection, "projection") if kind == "sums" else (resample_positions, "positions")
-            )
-            adapted[name] = resample(given, old, new, policy)
+            what = "projection" if kind == "sums" else "positions"
+            adapted[name] = RESAMPLING_FUNCTIONS.get(kind or "", resample_positions)(given, old, new, policy)
             resized[name] = f"{policy} {what}, {old[0]}×{old[1]} to {new[0]}×{new[1]}"
         elif given is not None and kind == "kernel":
             adapted[name] = resample_patch_kernel(given, (wanted.shape[2], wanted.shape[3]))
@@ -80,7 +83,7 @@ def find_resampled_kind(name: str, side: CheckpointSide) -> ResampledKind | None
 
 def find_old_and_new_grid(kind: ResampledKind | None, source: Any, target: Any) -> tuple[Grid, Grid]:
     """Old and new grid of a tensor with one row per position; equal for all other tensors."""
-    if kind is None or kind == "kernel":
+    if kind in (None, "kernel", "map"):
         return (1, 1), (1, 1)
     if kind == "first_grid":  # as grid, of the first level
         return source.levels[0].grid, target.levels[0].grid

@@ -3,6 +3,7 @@
 L layers, H heads, N = E + n tokens, E prefix tokens, n = h·w patches of P×Q pixels.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from vitrail.figures import (
     new_figure,
     style_axes,
 )
+from vitrail.models.parts.windows import Windows
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
@@ -45,6 +47,15 @@ def attention_distance(maps: NDArray[Any], grid: tuple[int, int], patch: tuple[f
     distances = np.divide(weighted, row_sums, out=np.zeros_like(weighted), where=counted)
     rows = counted.sum(-1)
     return np.divide(distances.sum(-1), rows, out=np.full(rows.shape, np.nan, distances.dtype), where=rows > 0)
+
+
+def window_attention_distance(maps: NDArray[Any], windows: Windows, patch: tuple[float, float]) -> NDArray[Any]:
+    """The same for attention within windows, without their padding: (B·W, H, m, m) → (B, H)."""
+    real = np.tile(windows.places().numpy(), (len(maps) // math.prod(windows.counts), 1))  # (B·W, m)
+    inside = np.where(real[:, None, :, None] & real[:, None, None], maps, 0)
+    distances = attention_distance(inside, windows.size, patch).reshape(-1, math.prod(windows.counts), maps.shape[1])
+    rows = real.reshape(*distances.shape[:2], -1).sum(-1)  # each token counts once, in large windows and small ones
+    return np.einsum("bwh,bw->bh", np.nan_to_num(distances), rows) / rows.sum(1, keepdims=True)
 
 
 def count_prefix_tokens(maps: NDArray[Any], grid: tuple[int, int]) -> int:

@@ -19,9 +19,11 @@ from vitrail.layers.attention import Attention, AttentionLayer, attention_weight
 from vitrail.layers.positions import Grid
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.contract import ImageModel, find_image_model, unwrap_compiled
+from vitrail.models.parts.windows import WindowAttention, Windows
 
 AnyAttention = Attention | AttentionLayer
-MapReduction = Callable[[Tensor, Grid], Any]  # called with probabilities (B, H, Nq, N) and the grid of patches
+# called with probabilities (B, H, Nq, N) and the grid of patches, or with those of windows, (B·W, H, m, m), and these
+MapReduction = Callable[[Tensor, Grid | Windows], Any]
 
 
 class AttentionCapture:
@@ -39,7 +41,9 @@ class AttentionCapture:
         self.model, self.layers, self.heads = model, tuple(layers), heads
         self.keep, self.with_gradients = keep, with_gradients
         self.declared = find_image_model(model)
-        self.grid: Grid | None = None if self.declared is None else self.declared.grid
+        self.grid: Grid | None = None if self.declared is None else self.declared.grid  # of the last layer recorded
+        self.grids = dict[int, Grid]()  # of all layers, also of those whose maps are not captured
+        self.windows = dict[int, Windows]()  # of layers that attend within windows; their maps are (B·W, H, m, m)
         self.token_count = 0
         self.late_tokens = 0  # tokens, the first ones, that join after some layers: CaiT's class token
         self.maps_by_layer = dict[int, Any]()  # attention probabilities, or what `keep` returned for them
@@ -60,7 +64,7 @@ class AttentionCapture:
 
     @property
     def patch_grid(self) -> Grid:
-        """Rows and columns of the patches."""
+        """Rows and columns of the patches, in a model of several grids those of the last layer captured."""
         if self.grid is None:
             raise ConfigError(f"{type(self.model).__name__} has no grid of patches; expected an ImageModel with levels")
         return self.grid
@@ -92,14 +96,19 @@ class AttentionCapture:
             gradients.append(self.pad_late_tokens(F.pad(gradient, (0, 0, 0, missing))))
         return gradients
 
-    def record_token_grid(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Pre-hook of the first layer: record the number of tokens and their grid."""
+    def record_token_grid(self, layer: int, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Pre-hook of a layer: record its grid; in the first one and in those captured, the number of tokens, too."""
         given = bind_arguments(module, args, named)
-        count, self.grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
-        prefix = 0 if self.declared is None else self.declared.prefix
-        expected = 0 if self.grid is None else prefix + self.grid[0] * self.grid[1]
+        count, grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
+        if grid is not None:
+            self.grids[layer] = grid
+        if layer and layer not in self.layers:
+            return
+        prefix, self.grid = 0 if self.declared is None else self.declared.prefix, grid
+        expected = 0 if grid is None else prefix + grid[0] * grid[1]
         self.token_count = max(count, expected)
-        self.late_tokens = self.token_count - count
+        if layer == 0:
+            self.late_tokens = self.token_count - count
 
     def pad_late_tokens(self, maps: Tensor) -> Tensor:
         """Extend a map to tokens that join later, with zero rows and columns."""
@@ -117,7 +126,10 @@ class AttentionCapture:
         if self.with_gradients:
             self.values[layer], self.query_counts[layer] = v, weights.shape[2]
         weights = self.pad_late_tokens(weights)
-        self.maps_by_layer[layer] = weights if self.keep is None else self.keep(weights, self.patch_grid)
+        if isinstance(module, WindowAttention):
+            self.windows[layer] = module.cut(self.patch_grid)
+        place = self.windows.get(layer)
+        self.maps_by_layer[layer] = weights if self.keep is None else self.keep(weights, place or self.patch_grid)
 
     def record_head_outputs(self, layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
         """Pre-hook of a layer's output projection: record the heads' outputs."""
@@ -158,8 +170,9 @@ def capture_attention(
     captured = AttentionCapture(model, chosen, chosen_heads, keep, with_gradients=gradients)
     declared = captured.declared
     with ExitStack() as hooks:  # removes all hooks, also after an exception
-        first = found[0] if found or declared is None else list_blocks(declared)[0]
-        hooks.enter_context(first.register_forward_pre_hook(captured.record_token_grid, with_kwargs=True))
+        for layer, part in enumerate(found if found or declared is None else list_blocks(declared)):
+            record = partial(captured.record_token_grid, layer)
+            hooks.enter_context(part.register_forward_pre_hook(record, with_kwargs=True))
         for layer in chosen:
             hooks.enter_context(
                 found[layer].register_forward_pre_hook(partial(captured.record_layer, layer), with_kwargs=True)
@@ -201,14 +214,14 @@ def project_qkv(module: AnyAttention, given: dict[str, Any]) -> tuple[Tensor, Te
 def capture_tokens(model: nn.Module, keep: Callable[[Tensor], Tensor] = Tensor.detach) -> Generator[list[Tensor]]:
     """Capture the tokens of the last forward pass, (B, N, D): after the embedding, each block and the final norm.
 
-    `keep` reduces each. The last block may compute fewer tokens in `forward`; `model.tokens` computes all.
+    N and D differ between the levels of a model. `keep` reduces each. The last block may compute fewer tokens in
+    `forward`; `model.tokens` computes all.
     """
     declared = find_image_model(model)
     if declared is None or not declared.final_norm:
         raise ConfigError(
             f"{type(model).__name__} declares no blocks of tokens; expected a transformer with a final norm"
         )
-    check_one_grid(declared, "tokens")
     blocks, norm = list_blocks(declared), declared.get_submodule(declared.final_norm)
     captured = list[Tensor]()
 
@@ -235,8 +248,6 @@ def find_attention_layers(model: nn.Module) -> list[AnyAttention]:
             f"{type(model).__name__} has no attention maps: {why}; expected a model whose tokens attend to each other, "
             f"such as {list_families_with_maps()}{others}"
         )
-    if declared is not None:
-        check_one_grid(declared, "attention maps")
     parts = [model] if declared is None else list_blocks(declared)  # not the stem
     found = [layer for part in parts for layer in find_outermost_layers(part)]
     if not found:
@@ -263,20 +274,18 @@ def why_no_attention_maps(model: nn.Module) -> str:
 def has_token_states(model: nn.Module) -> bool:
     """Whether the tokens after each block and the final norm can be captured."""
     declared = find_image_model(model)
-    return declared is not None and len(declared.levels) == 1 and bool(declared.final_norm)
+    return declared is not None and bool(declared.final_norm)
 
 
-def check_one_grid(model: ImageModel, what: str) -> None:
-    """Refuse a model whose grid changes between its layers, for what is defined on one grid."""
+def why_several_grids(model: ImageModel) -> str:
+    """How the grid changes between the layers, for what is defined on one grid; empty if it does not."""
     layer = -1
     for level, following in pairwise(model.levels):
         layer += len(level.blocks)
         if level.grid != following.grid:
             (h, w), (rows, columns) = level.grid, following.grid
-            raise ConfigError(
-                f"{type(model).__name__} has no {what} of one grid: the grid changes from {h}×{w} to {rows}×{columns} "
-                f"between layers {layer} and {layer + 1}; expected a model that keeps its grid"
-            )
+            return f"the grid changes from {h}×{w} to {rows}×{columns} between layers {layer} and {layer + 1}"
+    return ""
 
 
 def list_blocks(model: ImageModel) -> list[nn.Module]:

@@ -4,6 +4,7 @@ S states (0 after the embedding, then after each block), B images, D width. Uses
 2012, Nguyen 2021): with fewer images than dimensions, the biased estimate is always near 1.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,16 +36,17 @@ def centred_kernel(features: NDArray[Any]) -> NDArray[Any]:
     return kernel
 
 
-def linear_cka(features: NDArray[Any]) -> NDArray[Any]:
-    """Unbiased linear CKA between all states: (S, B, D) → (S, S).
+def linear_cka(features: Sequence[NDArray[Any]] | NDArray[Any]) -> NDArray[Any]:
+    """Unbiased linear CKA between all states, each (B, D), where D may differ: → (S, S).
 
     1 if features differ by a rotation and a scale, about 0 (possibly negative) if they are independent, NaN if they are
     equal for all images, as for a class token after the embedding.
     """
-    if features.ndim != 3 or features.shape[1] < MIN_CKA_IMAGES:
+    shapes = [each.shape for each in features]
+    if not shapes or {len(shape) for shape in shapes} != {2} or min(shape[0] for shape in shapes) < MIN_CKA_IMAGES:
+        given = (len(shapes), *shapes[0]) if shapes else ()
         raise ConfigError(
-            f"features have shape {features.shape}; expected (states, images, width)"
-            f" with {MIN_CKA_IMAGES} images or more"
+            f"features have shape {given}; expected (states, images, width) with {MIN_CKA_IMAGES} images or more"
         )
     kernels = np.stack([centred_kernel(each.astype(np.float64)).ravel() for each in features])  # (S, B·B)
     products = kernels @ kernels.T

@@ -46,6 +46,7 @@ from vitrail.inspection.token_statistics import token_norms
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_torch_model
 from vitrail.models.contract import find_image_model
+from vitrail.models.parts.windows import Windows
 from vitrail.predict.predictions import ClassProbability, predictions_from_logits, softmax
 from vitrail.predict.predictor import Predictor
 
@@ -99,7 +100,8 @@ class Explainer:
         ----------
         method
             grad-rollout, rollout, attention, heads, pool or norms. The default is grad-rollout for a model with
-            classes, rollout if `head` or `discard` is given, and heads if `mass` is given.
+            classes, rollout if `head` or `discard` is given, heads if `mass` is given, and attention for a model whose
+            layers do not share a grid.
         layer
             Layer from 0, -1 for the last, or "all"; a rollout goes up to it.
         head
@@ -188,10 +190,10 @@ class Explainer:
             assert captured.pool_shares is not None  # resolve_options checks it
             rows = [[captured.pool_shares.cpu().numpy()]]
         else:
-            attention = [each.cpu().numpy() for each in captured.maps]  # each (B, H, N, N)
-            rows = compute_token_maps_by_layer(
-                options, self.token_shares(captured, options.token), attention, gradients
-            )
+            attention = [each.cpu().numpy() for each in captured.maps]  # each (B, H, N, N), or (B·W, H, m, m)
+            shares = self.token_shares(captured, options.token)
+            windows = [captured.windows.get(layer) for layer in captured.layers]
+            rows = compute_token_maps_by_layer(options, shares, attention, gradients, windows)
         return logits, rows, captured.patch_grid
 
     def run_with_capture(
@@ -237,24 +239,31 @@ class Explainer:
         """Norms of the patch tokens after the blocks of these layers; the last block computes all tokens."""
         with capture_tokens(self.model) as states, capture_attention(self.model, []) as captured:
             logits = self.model.logits(self.model.tokens(pixels))
-        h, w = captured.patch_grid
+        h, w = captured.grids[layers[-1]]
         per_block = max(1, len(self.layers) // (len(states) - 2))  # attention layers
         norms = [token_norms(states[layer // per_block + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
         return logits, np.stack(norms, axis=1).reshape(len(pixels), len(layers), 1, h, w)
 
 
 def compute_token_maps_by_layer(
-    options: ExplainOptions, token: NDArray[Any], maps: Sequence[NDArray[Any]], gradients: Sequence[NDArray[Any]]
+    options: ExplainOptions,
+    token: NDArray[Any],
+    maps: Sequence[NDArray[Any]],
+    gradients: Sequence[NDArray[Any]],
+    windows: Sequence[Windows | None],
 ) -> list[list[NDArray[Any]]]:
-    """What the token attends to, (B, N), in rows of layers and columns of heads; the maps are (B, H, N, N)."""
+    """What the token attends to, (B, N), in rows of layers and columns of heads.
+
+    Maps are (B, H, N, N), or (B·W, H, m, m) for attention within windows.
+    """
     fuse = options.head if options.head in HEAD_FUSIONS else "mean"
     if options.method in ("attention", "heads"):
         return [
             [
-                multiply_row(token, fill_missing_queries(fuse_heads(one, fuse)))
+                multiply_row_in_windows(token, fill_missing_queries(fuse_heads(one, fuse)), cut)
                 for (one,) in separate_heads_if_all([each], options)
             ]
-            for each in maps
+            for each, cut in zip(maps, windows, strict=True)
         ]
     ends = range(1, len(maps) + 1) if options.layer == "all" else [len(maps)]
     if options.method == "grad-rollout":
@@ -266,6 +275,15 @@ def compute_token_maps_by_layer(
         ]
         for end in ends
     ]
+
+
+def multiply_row_in_windows(token: NDArray[Any], attended: NDArray[Any], windows: Windows | None) -> NDArray[Any]:
+    """A row times the matrix of its window, (B or 1, n), (B·W, m, m) → (B, n), or of all tokens without windows."""
+    if windows is None:
+        return multiply_row(token, attended)
+    shares = windows.split(torch.from_numpy(token)[..., None])[..., 0].numpy()  # (W, m)
+    rows = multiply_row(np.tile(shares, (len(attended) // len(shares), 1)), attended)
+    return windows.join(torch.from_numpy(rows)[..., None])[..., 0].numpy()
 
 
 def separate_heads_if_all(maps: Sequence[NDArray[Any]], options: ExplainOptions) -> Sequence[Sequence[NDArray[Any]]]:

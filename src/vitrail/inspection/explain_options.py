@@ -6,10 +6,11 @@ from typing import Literal, get_args
 
 from vitrail.checkpoint.class_mapping import index_classes_by_name, normalise_class_name, split_label
 from vitrail.errors import ConfigError, unknown_name_error
-from vitrail.inspection.capture import AnyAttention, has_token_states, list_blocks, resolve_index
+from vitrail.inspection.capture import AnyAttention, has_token_states, list_blocks, resolve_index, why_several_grids
 from vitrail.inspection.rollout import HEAD_FUSIONS, HeadFusion
 from vitrail.layers.attention import Attention
 from vitrail.models.contract import ImageModel
+from vitrail.models.parts.windows import WindowAttention
 
 ExplainMethod = Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms"]
 EXPLAIN_METHODS: tuple[str, ...] = get_args(ExplainMethod)
@@ -63,6 +64,7 @@ def resolve_options(
         raise unknown_name_error("method", method, EXPLAIN_METHODS)
     if method != "norms" and model.no_maps_reason:
         raise ConfigError(f"method {method!r} is undefined for this model: {model.no_maps_reason}; use 'norms'")
+    check_one_grid(options, model, layers)
     if method == "pool" and not model.attention_pool:
         raise ConfigError(
             "method 'pool' needs a model with attention pooling, which this one does not have; use another method"
@@ -106,11 +108,26 @@ def resolve_options(
         raise ConfigError(
             f"discard {options.discard} cannot be combined with method {method!r}; it applies to 'rollout'"
         )
-    if not model.sizes.dynamic:
-        find_token_index(options.token, model.prefix_tokens, model.grid)  # otherwise after the pass
+    if not model.sizes.dynamic:  # otherwise after the pass
+        find_token_index(options.token, model.prefix_tokens, find_layer_grid(model, -1 if layer == "all" else layer))
     if of_class is not None:
         of_class = find_class_index(of_class, model.config.classes, labels)
     return replace(options, layer=layer, head=head, of_class=of_class)
+
+
+def check_one_grid(options: ExplainOptions, model: ImageModel, layers: Sequence[AnyAttention]) -> None:
+    """Refuse what follows tokens through several layers, or shows several, if the layers do not share a grid."""
+    why = why_several_grids(model)
+    if "rollout" in options.method and (why or any(isinstance(each, WindowAttention) for each in layers)):
+        why = why or "its tokens attend within windows, so layers have no matrix of all tokens"
+        raise ConfigError(f"method {options.method!r} is undefined for this model: {why}; use 'attention' or 'heads'")
+    if options.layer == "all" and why:
+        raise ConfigError(f"layer 'all' is undefined for this model: {why}; use the number of a layer")
+
+
+def find_layer_grid(model: ImageModel, layer: int) -> tuple[int, int]:
+    """The grid of an attention layer for images of the size in the config; with several levels, a block has one."""
+    return model.grid if len(model.levels) == 1 else [level.grid for level in model.levels for _ in level.blocks][layer]
 
 
 def check_mass(options: ExplainOptions) -> None:
@@ -146,7 +163,7 @@ def default_method(
     discard: float = 0.0,
     mass: float | None = None,
 ) -> ExplainMethod:
-    """The method used by default: grad-rollout for a model with classes, else rollout if it is defined.
+    """The method used by default: grad-rollout for a model with classes, else rollout; attention if it is undefined.
 
     `head` and `discard` are options of rollout, and `mass` is one of heads, so they select it.
     """
@@ -154,6 +171,8 @@ def default_method(
         return "norms"
     if mass is not None:
         return "heads"
+    if why_several_grids(model) or any(isinstance(each, WindowAttention) for each in layers):
+        return "attention"
     without_gradients = any(each.is_inference() for each in model.parameters())
     if model.config.classes and head == "mean" and not discard and not without_gradients:
         return "grad-rollout"

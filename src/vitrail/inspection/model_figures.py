@@ -21,8 +21,9 @@ from vitrail.inspection.attention_distance import (
     attention_distance,
     plot_attention_distance,
     uniform_attention_distance,
+    window_attention_distance,
 )
-from vitrail.inspection.capture import capture_attention, capture_tokens
+from vitrail.inspection.capture import capture_attention, capture_tokens, why_several_grids
 from vitrail.inspection.cka import MIN_CKA_IMAGES, linear_cka, plot_cka
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
@@ -39,6 +40,7 @@ from vitrail.inspection.token_statistics import (
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.checks import check_count
 from vitrail.models.contract import ImageModel
+from vitrail.models.parts.windows import Windows
 from vitrail.predict.predictor import Predictor
 
 Arrays = list[NDArray[Any]]  # one per batch
@@ -134,16 +136,17 @@ class ActivationStatistics:
     """Statistics of all images so far, without maps and tokens, so that those of thousands fit in memory."""
 
     images: int = 0
-    distances: Arrays = field(default_factory=Arrays)  # (B, L, H)
+    distances: Arrays = field(default_factory=Arrays)  # (B, L, H), NaN for heads that a layer does not have
     no_distances_reason: str = ""
     no_occlusion_reason: str = "this model has no head, so there is no class probability to measure"
+    no_norms_reason: str = ""
     norms: Arrays = field(default_factory=Arrays)  # (B, S, N)
-    means: Arrays = field(default_factory=Arrays)  # (B, S, D)
+    means: list[Arrays] = field(default_factory=list[Arrays])  # of each state: (B, D)
     cosines: Arrays = field(default_factory=Arrays)  # (B, S)
     removal_method: str = ""  # how patches were removed
     map_method: str = ""  # of the maps that they were ordered by
     occlusion_curves: dict[str, Arrays] = field(default_factory=dict[str, Arrays])  # by order of removal: (B, K)
-    grid: tuple[int, int] = (0, 0)
+    grid: tuple[int, int] = (0, 0)  # of the last layer
     sampled: list[tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=list[tuple[NDArray[Any], NDArray[Any]]])
     sampling_step: int = 1  # every so many images are sampled: features of the patches (n, D) and the image (H, W, 3)
     token_names: tuple[str, ...] = ()  # of the prefix tokens
@@ -153,24 +156,34 @@ class ActivationStatistics:
         """Add the statistics of one batch: (B, C, H, W)."""
         model, self.image_size = explainer.model, (pixels.shape[2], pixels.shape[3])
 
-        def distance(weights: Tensor, grid: tuple[int, int]) -> NDArray[Any]:
-            return attention_distance(weights.cpu().numpy(), grid, self.patch_size(grid))
+        def distance(weights: Tensor, place: tuple[int, int] | Windows) -> NDArray[Any]:
+            maps = weights.cpu().numpy()
+            if isinstance(place, Windows):
+                return window_attention_distance(maps, place, self.patch_size(place.grid))
+            return attention_distance(maps, place, self.patch_size(place))
 
         no_shares_reason = [each.no_shares_reason for each in explainer.layers if each.no_shares_reason]
         self.no_distances_reason = explainer.no_maps_reason or next(iter(no_shares_reason), "")
         layers = [] if self.no_distances_reason else None
         with torch.no_grad(), capture_attention(model, layers, keep=distance) as maps, capture_tokens(model) as states:
             model.tokens(pixels)
-        self.grid, self.token_names = maps.patch_grid, model.prefix_tokens
+        self.grid, self.token_names = maps.grids[max(maps.grids)], model.prefix_tokens
         if not self.no_distances_reason:
-            self.distances.append(np.stack(maps.maps, axis=1))
+            heads = max(each.shape[1] for each in maps.maps)
+            missing = [[(0, 0), (0, heads - each.shape[1])] for each in maps.maps]
+            padded = [np.pad(*each, constant_values=np.nan) for each in zip(maps.maps, missing, strict=True)]
+            self.distances.append(np.stack(padded, axis=1))
         tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which equalises norms
         if not np.isfinite(tokens[-1]).all():
             raise VitrailError(NOT_FINITE_MESSAGE)
-        late = [(0, 0), (maps.token_count, 0)]  # a class token that joins later has no norm before
-        norms = [np.pad(token_norms(each), late, constant_values=np.nan)[:, -maps.token_count :] for each in tokens]
-        self.norms.append(np.stack(norms, axis=1))
-        self.means.append(np.stack([each.mean(1) for each in tokens], axis=1))
+        self.no_norms_reason = why_several_grids(model)
+        if not self.no_norms_reason:
+            late = [(0, 0), (maps.token_count, 0)]  # a class token that joins later has no norm before
+            norms = [np.pad(token_norms(each), late, constant_values=np.nan)[:, -maps.token_count :] for each in tokens]
+            self.norms.append(np.stack(norms, axis=1))
+        self.means = self.means or [[] for _ in tokens]
+        for state, each in zip(self.means, tokens, strict=True):
+            state.append(each.mean(1))
         if "distill" in self.token_names:
             self.cosines.append(np.stack([token_similarity(each[:, 0], each[:, 1]) for each in tokens], axis=1))
         if explainer.no_maps_reason:
@@ -201,12 +214,19 @@ class ActivationStatistics:
         self.removal_method = (
             "removed from the sequence" if can_drop_tokens(explainer.model) else "replaced by the mean colour"
         )
-        random = np.stack([np.random.default_rng(self.images + n).random(self.grid) for n in range(len(pixels))])
         attended, classes = maps[:, -1, -1], logits.argmax(-1)
+        grid = attended.shape[1:]
+        random = np.stack([np.random.default_rng(self.images + n).random(grid) for n in range(len(pixels))])
         unchanged = logits.float().softmax(-1).gather(1, classes[:, None]).cpu().numpy()  # a share of 0
         for name, by, most in (("most", attended, True), ("least", attended, False), ("chance", random, True)):
             found = probabilities_without_patches(explainer.model, pixels, by, classes, OCCLUSION_SHARES[1:], most=most)
             self.occlusion_curves.setdefault(name, []).append(np.concatenate([unchanged, found], axis=1))
+
+
+def mean_of_known(values: NDArray[Any]) -> NDArray[Any]:
+    """The mean without NaN; NaN where nothing else is: (B, …) → (…)."""
+    counts = (~np.isnan(values)).sum(0)
+    return np.divide(np.nansum(values, 0), counts, out=np.full(counts.shape, np.nan, values.dtype), where=counts > 0)
 
 
 def undo_normalisation(image: Tensor, preprocessing: Preprocessing) -> NDArray[np.uint8]:
@@ -222,20 +242,22 @@ def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[Capt
     if statistics.no_distances_reason:
         notes.append(f"attention distance: not defined, since {statistics.no_distances_reason}")
     else:
-        distances = np.nanmean(np.concatenate(statistics.distances), axis=0)  # (L, H)
+        distances = mean_of_known(np.concatenate(statistics.distances))  # (L, H)
         even = uniform_attention_distance(statistics.grid, statistics.patch_size(statistics.grid))
         figures.append(
             plot_attention_distance(distances, images=statistics.images, image_size=statistics.image_size, even=even)
         )
-    figures.append(
-        plot_token_norms(np.concatenate(statistics.norms).swapaxes(0, 1), statistics.token_names, statistics.grid)
-    )
+    if statistics.no_norms_reason:
+        notes.append(f"token norms: layers cannot be compared, since {statistics.no_norms_reason}")
+    else:
+        norms = np.concatenate(statistics.norms).swapaxes(0, 1)
+        figures.append(plot_token_norms(norms, statistics.token_names, statistics.grid))
     if statistics.cosines:
         figures.append(plot_class_distillation_similarity(np.concatenate(statistics.cosines).mean(0)))
     if statistics.images < MIN_CKA_IMAGES:
         notes.append(f"similarity of layers: {MIN_CKA_IMAGES} images or more are needed, not {statistics.images}")
     else:
-        figures.append(plot_cka(linear_cka(np.concatenate(statistics.means).swapaxes(0, 1))))
+        figures.append(plot_cka(linear_cka([np.concatenate(state) for state in statistics.means])))
     if statistics.occlusion_curves:
         curves = {name: np.concatenate(parts) for name, parts in statistics.occlusion_curves.items()}
         figures.append(

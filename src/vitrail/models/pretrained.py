@@ -128,20 +128,21 @@ def find_weights_by_file_name(path: Path) -> PretrainedWeights | None:
 def find_nearest_preset_with_weights(preset: str) -> str | None:
     """Of the same family if possible, with classes, and with the most similar number of parameters.
 
-    None for a preset that reads text: only models of images have public weights.
+    None for a preset that reads text: only image models have public weights.
     """
     known, table = list_presets(), read_pretrained_table()
     given, size = known[preset], known[preset]["image_size"]
     if size is None:
         return None
 
-    def distance(name: str) -> tuple[bool, bool, float, int]:
+    def distance(name: str) -> tuple[bool, bool, float, int, bool]:
         entry = known[name]
         return (
             entry["family"] != given["family"],
             not table[name][0].has_imagenet_classes,
             abs(log(entry["parameters"] / given["parameters"])),
             abs((entry["image_size"] or size)[0] - size[0]),
+            name != preset,  # of a sibling with as many weights
         )
 
     return min(table, key=distance)

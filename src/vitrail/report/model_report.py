@@ -124,7 +124,7 @@ def build_model_table(explainer: Explainer, summary: ModelSummary) -> TableCells
         ("architecture", summary.model),
         ("parameters", f"{summary.parameters:,}"),
         ("multiply-adds per image", f"{summary.macs / 1e9:.3f} billion"),
-        ("attention layers and heads", f"{len(layers)}, {layers[0].heads} each" if layers else "none"),
+        ("attention layers and heads", describe_attention_layers([each.heads for each in layers])),
         (
             "preprocessing",
             f"{preprocessing.fit.replace('_', ' ')}, crop {preprocessing.crop:.0%}, {preprocessing.interpolation}",
@@ -133,6 +133,13 @@ def build_model_table(explainer: Explainer, summary: ModelSummary) -> TableCells
         ("created with", f"vitrail {__version__}"),
     ]
     return ("", ""), rows, "ll"
+
+
+def describe_attention_layers(heads: Sequence[int]) -> str:
+    if not heads:
+        return "none"
+    span = f"{min(heads)} to {max(heads)}" if min(heads) < max(heads) else f"{heads[0]}"
+    return f"{len(heads)}, {span} each"
 
 
 def format_numbers(values: Sequence[float]) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class NamedWeight:
     name: str
     tensor: nn.Parameter
     level: int
-    in_decoder: bool = False  # in a layer of a model of text next to the backbone
+    in_decoder: bool = False  # in a layer of a text model next to the backbone
 
     @property
     def decays(self) -> bool:
@@ -38,14 +38,21 @@ class NamedWeight:
 
 
 def list_weights(model: nn.Module) -> list[NamedWeight]:
-    """All parameters in order; those before the first block are the stem, later ones outside of blocks the head."""
-    found, passed = list[NamedWeight](), False
+    """All parameters in order; those before the first block are the stem, later ones outside of blocks the head.
+
+    What is between two blocks of an image model, as where its grid changes, has the level of the second one.
+    """
     levels = {block: level for level, block in enumerate(list_block_names(model), start=1)}
-    for name, tensor in model.named_parameters():
-        level = next((level for block, level in levels.items() if name.startswith(f"{block}.")), None)
-        passed = passed or level is not None
-        found.append(NamedWeight(name, tensor, (len(levels) + 1) * passed if level is None else level))
-    return found
+    named = [
+        (name, tensor, next((level for block, level in levels.items() if name.startswith(f"{block}.")), None))
+        for name, tensor in model.named_parameters()
+    ]
+    stem = len(list(takewhile(lambda each: each[2] is None, named)))
+    outside, found = len(levels) + 1, list[NamedWeight]()
+    for number, (name, tensor, level) in reversed([*enumerate(named)]):
+        outside = level if level is not None and isinstance(model, ImageModel) else outside
+        found.append(NamedWeight(name, tensor, outside * (number >= stem) if level is None else level))
+    return found[::-1]
 
 
 def list_block_names(model: nn.Module) -> list[str]:

@@ -212,7 +212,7 @@ def test_missing_or_unsupported_preprocessing_gives_a_warning(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "swin"}, r"has model_type 'swin' of transformers; expected one of vit, deit"),
+        ({"model_type": "glpn"}, r"has model_type 'glpn' of transformers; expected one of vit, deit"),
         ({"hidden_act": "relu"}, r"hidden_act is 'relu'; expected one of gelu"),
         ({"num_attention_heads": "four"}, r"num_attention_heads is 'four'; expected a whole number"),
         ({"num_attention_heads": 5}, r"width 32 cannot be divided by 5 heads"),

@@ -23,7 +23,8 @@ from vitrail.models.checks import pair
 
 NAME = "hf"
 # `details` of a source: `model_type`, whose name is a prefix of most tensors; `norm_eps`, `preprocessing`, `policy` and
-# `imagenet_mean`, for what a folder does not specify; `dinov2`, for a model without a head and positions of registers
+# `imagenet_mean`, for what a folder does not specify; `dinov2`, for a model without a head and positions of registers;
+# `argument_fields`, our fields by entries of config.json; `ignored`, a pattern of tensors that follow from the config
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
 DECODER_SUFFIX = "_mae"  # of the type of a model with a decoder, after the type of its encoder: vit_mae
 DEFAULT_HEADS = 12  # if config.json does not specify them
@@ -39,7 +40,8 @@ def list_model_types() -> list[str]:
 def strip_model_prefix(contents: RawContents) -> dict[str, Tensor]:
     """Remove the name of the model, which is a prefix of all names but those of the heads."""
     tensors = layout.strip_common_prefixes(contents.tensors, "module.")
-    prefix = next((f"{kind}." for kind in list_model_types() if f"{kind}.embeddings.cls_token" in tensors), "")
+    kinds = [f"{kind}." for kind in list_model_types()]
+    prefix = next((kind for kind in kinds if any(name.startswith(f"{kind}embeddings.") for name in tensors)), "")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
@@ -70,7 +72,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         known=layout.merge_agreeing_fields(fields, known) if config else known,
         policy=source.details.get("policy", "deit"),
         preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **processor_fields),
-        ignore=r"embeddings\.mask_token|decoder\..*",
+        ignore="|".join(filter(None, (r"embeddings\.mask_token|decoder\..*", source.details.get("ignored")))),
         labels=labels_from_config(config),
         variant={"model_type": source.details["model_type"]},
         warnings=[*warnings, *processor_warnings],
@@ -109,10 +111,9 @@ def find_model_type(contents: RawContents, tensors: Mapping[str, Tensor]) -> Fam
 
 def fields_from_config(config: Mapping[str, Any], source: SourceNames, swiglu: bool, pooled: bool) -> dict[str, Any]:
     """Fields of config.json that the shapes do not tell."""
-    fields: dict[str, Any] = {
-        "norm_eps": layout.get_typed_field(config, "layer_norm_eps", float, source.details["norm_eps"])
-    }
-    if config:
+    fields = layout.fields_from_arguments(config, source)
+    fields["norm_eps"] = layout.get_typed_field(config, "layer_norm_eps", float, source.details["norm_eps"])
+    if config and "heads" not in fields:
         fields["heads"] = layout.get_typed_field(config, "num_attention_heads", int, DEFAULT_HEADS)
     if "image_size" in config:
         size = config["image_size"]

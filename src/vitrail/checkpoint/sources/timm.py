@@ -25,7 +25,9 @@ NAME, PATCH_KERNEL = "timm", "patch_embed.proj.weight"
 # `details` of a source: `refused_names`, a pattern of models that have its tensors but compute something else, and
 # `refused_because`; `tanh_gelu_names`, a pattern of models with this approximation of GELU; `model_args`, the only
 # arguments that a folder may have, which follow from shapes; `pretrained_cfg` and `imagenet_mean`, for preprocessing
-# that a file does not specify; `only_in_timm`, whether no other library has these names
+# that a file does not specify; `only_in_timm`, whether no other library has these names; `argument_fields`, our fields
+# of arguments that do not follow from shapes; `preset_fields`, those that the preset of the model's name has;
+# `ignored`, a pattern of tensors that follow from the config
 HALF_TAGS, IMAGENET_TAGS = ("augreg", "augreg2", "orig"), ("dino", "mae", "fb")  # in file names, by their mean
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # added by wrappers of a model
 
@@ -50,6 +52,9 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
     imagenet = imagenet or any(each.endswith("ls1.gamma") for each in tensors)
     owned = "only_in_timm" in source.details or "architecture" in card or preset is not None
     named_fields: dict[str, Any] = {} if preset is None else {"heads": preset["heads"]}
+    if name in family.presets:
+        fields = asdict(family.presets[name])
+        named_fields |= {each: fields[each] for each in source.details.get("preset_fields", ())}
     if re.fullmatch(source.details.get("tanh_gelu_names", ""), name):
         named_fields["activation"] = "gelu_tanh"
     card_fields = layout.merge_agreeing_fields(fields_from_timm_config(card, tensors, family, source), known)
@@ -61,6 +66,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         tensors=tensors,
         known={**image_size_from_timm_config(pretrained), **named_fields, **card_fields},
         policy="timm",
+        ignore=source.details.get("ignored", ""),
         preprocessing=lambda config: preprocessing_from_timm_config(config, defaults, imagenet),
         labels=labels_from_timm_config(card, pretrained),
         fixed_fields=("heads", *layout.OWNER_FIXED_FIELDS) if owned else (),
@@ -95,7 +101,8 @@ def fields_from_timm_config(
     card: Mapping[str, Any], tensors: Mapping[str, Tensor], family: Family, source: SourceNames
 ) -> dict[str, Any]:
     """Fields of the folder's config.json that the shapes do not tell."""
-    fields, arguments = dict[str, Any](), layout.get_typed_field(card, "model_args", dict, {})
+    arguments = layout.get_typed_field(card, "model_args", dict, {})
+    fields = layout.fields_from_arguments(arguments, source)
     if "model_args" in source.details:
         unsupported = {key: value for key, value in arguments.items() if key not in source.details["model_args"]}
         unsupported |= {"global_pool": card["global_pool"]} if card.get("global_pool", "avg") != "avg" else {}

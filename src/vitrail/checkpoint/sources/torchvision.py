@@ -4,6 +4,7 @@ A ResNet has the same names in timm: a file is read as timm's unless the user na
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import choose_source, find_source, get_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.checkpoint_side import SourceNames
 
 NAME = "torchvision"
+# `details` of a source: `ignored`, a pattern of tensors that follow from the config; `buffers`, which makes them for a
+# config; `crop`, which returns the share of the image that its transforms crop, after resizing with bicubic filters
 
 
 def matches(contents: RawContents) -> bool:
@@ -33,15 +37,19 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         tensors=tensors,
         known={**layout.find_heads_by_width(tensors, "conv_proj.weight", source), **known},
         policy="torchvision",
-        preprocessing=make_preprocessing,
+        preprocessing=partial(make_preprocessing, source),
+        ignore=source.details.get("ignored", ""),
         fixed_fields=layout.OWNER_FIXED_FIELDS,
     )
     return layout.translate_checkpoint(contents, model)
 
 
-def make_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+def make_preprocessing(source: SourceNames, config: Mapping[str, Any]) -> Preprocessing:
     """As in its transforms: weights above 224 pixels are from SWAG, and vit_l_16 is cropped from 242 pixels."""
     size = config["image_size"]
+    if "crop" in source.details:
+        crop = source.details["crop"](config)
+        return Preprocessing(image_size=size, crop=crop, interpolation="bicubic", **layout.IMAGENET_MEAN_STD)
     large = max(size) > 224
     crop = 224 / 242 if config.get("width") == 1024 and config.get("patch_size") == (16, 16) else 0.875
     return Preprocessing(
@@ -56,7 +64,8 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     config, (_, source) = description.config, choose_source(NAME, description)
     layout.check_representable(NAME, config, source.supported)
     renamed = layout.add_zero_prefix_positions(tensors, config, 1)
-    layout.rename_and_write_tensors(NAME, renamed, source.table, config.get("heads", 1), path)
+    buffers = source.details["buffers"](config) if "buffers" in source.details else {}
+    layout.rename_and_write_tensors(NAME, renamed, source.table, config.get("heads", 1), path, buffers=buffers)
     return source.assumed
 
 

@@ -1,0 +1,154 @@
+"""Attention within windows of a grid: windows are folded into the batch, so that queries and keys stay 4-D.
+
+B batch, n = h·w tokens, W windows of m = r·c tokens each, D width, H heads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
+from vitrail.layers.positions import Grid
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A grid cut into windows from the top left; the last ones are padded with zeros.
+
+    With a `shift`, the first windows start so many rows and columns later, and the last ones hold, next to the end of
+    the grid, its beginning: `regions` tells these parts apart.
+    """
+
+    grid: Grid
+    size: Grid  # rows and columns of a window
+    shift: Grid = (0, 0)
+
+    @property
+    def counts(self) -> Grid:
+        """Windows along the rows and the columns."""
+        return -(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1])
+
+    @property
+    def padding(self) -> Grid:
+        """Rows and columns that are added to the grid."""
+        rows, columns = (count * side for count, side in zip(self.counts, self.size, strict=True))
+        return rows - self.grid[0], columns - self.grid[1]
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, n, D) → (B·W, m, D)"""
+        x = x.unflatten(1, self.grid)
+        if any(self.padding):
+            x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
+        if any(self.shift):
+            x = x.roll((-self.shift[0], -self.shift[1]), (1, 2))
+        x = x.unflatten(2, (-1, self.size[1])).unflatten(1, (-1, self.size[0]))  # (B, h/r, r, w/c, c, D)
+        return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `split`, without the padding: (B·W, m, D) → (B, n, D)."""
+        x = x.unflatten(0, (-1, *self.counts)).unflatten(3, self.size)  # (B, h/r, w/c, r, c, D)
+        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        if any(self.shift):
+            x = x.roll(self.shift, (1, 2))
+        if any(self.padding):
+            x = x[:, : self.grid[0], : self.grid[1]]
+        return x.flatten(1, 2)
+
+    def regions(self, device: torch.device | None = None) -> Tensor | None:
+        """Whether two tokens of a window are neighbours on the grid, (W, m, m); None if all are."""
+        if not any(self.shift):
+            return None
+        sides = [extent + more for extent, more in zip(self.grid, self.padding, strict=True)]
+        rows, columns = (
+            (torch.arange(side, device=device) < shift).float() for side, shift in zip(sides, self.shift, strict=True)
+        )  # what is moved to the end
+        whole = Windows(grid=(sides[0], sides[1]), size=self.size, shift=self.shift)
+        region = whole.split((2 * rows[:, None] + columns).reshape(1, -1, 1))  # (W, m, 1)
+        return region == region.mT
+
+    def places(self, device: torch.device | None = None) -> Tensor:
+        """Whether a place of a window is a token, not padding: (W, m)."""
+        return self.split(torch.ones(1, self.grid[0] * self.grid[1], 1, device=device))[..., 0] > 0
+
+
+class OffsetBias(nn.Module):
+    """A learned bias of the attention per head and offset, key − query, in rows and columns: (H, 2r−1, 2c−1)."""
+
+    def __init__(self, heads: int, size: Grid) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(heads, 2 * size[0] - 1, 2 * size[1] - 1))
+
+    def forward(self, size: Grid) -> Tensor:
+        """For all pairs of tokens of a window, which may be smaller than the largest: (H, m, m)."""
+        return look_up_offsets(self.table, size)
+
+
+def look_up_offsets(table: Tensor, size: Grid) -> Tensor:
+    """The entry for the offset of each key from each query in a window: (H, 2r−1, 2c−1) → (H, m, m)."""
+    row_middle, column_middle = table.shape[1] // 2, table.shape[2] // 2  # offset 0
+    if size[0] > row_middle + 1 or size[1] > column_middle + 1:
+        raise ConfigError(
+            f"a window of {size[0]}×{size[1]}; expected at most {row_middle + 1}×{column_middle + 1}, as in the table"
+        )
+    rows, columns = (torch.arange(side, device=table.device) for side in size)
+    place = (rows[:, None] * table.shape[2] + columns).flatten()  # in the table's row length
+    index = place - place[:, None] + row_middle * table.shape[2] + column_middle  # (m, m)
+    return table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
+
+
+class WindowAttention(SelfAttention):
+    """Self-attention within windows of a grid, with a bias by position: (B, n, D) → (B, n, D).
+
+    A grid smaller than a window is one window. Of two blocks, the second one usually shifts its windows by half their
+    size, so that neighbours across a border meet. Attention maps are those of the windows: (B·W, H, m, m).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        window: Grid,
+        position_bias: nn.Module | None = None,
+        *,
+        shifted: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(width, heads, bias=bias, dropout=dropout)
+        self.window, self.shifted = window, shifted
+        self.position_bias = position_bias  # called with the size of a window, returns (H, m, m)
+
+    def cut(self, grid: Grid) -> Windows:
+        """The windows of a grid."""
+        size = (min(self.window[0], grid[0]), min(self.window[1], grid[1]))
+        halves = [side // 2 if self.shifted and extent > side else 0 for side, extent in zip(size, grid, strict=True)]
+        return Windows(grid, size, (halves[0], halves[1]))
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k, v of all windows, (B·W, H, m, K), and the bias by position, hidden between regions."""
+        if grid is None or grid[0] * grid[1] != x.shape[1]:
+            raise ConfigError(f"grid {grid} for {x.shape[1]} tokens; expected (rows, columns) of as many tokens")
+        assert mask is None, "windows have masks of their own"
+        assert queries is None, "windows have no prefix tokens to compute alone"
+        windows = self.cut(grid)
+        q, k, v, _ = super().project(windows.split(x))
+        by_place = None if self.position_bias is None else self.position_bias(windows.size)
+        regions = windows.regions(x.device)
+        if regions is not None:
+            mask = join_masks(regions[:, None], by_place)  # (W, H, m, m)
+            assert mask is not None
+            return q, k, v, mask.repeat(q.shape[0] // mask.shape[0], 1, 1, 1)
+        return q, k, v, None if by_place is None else by_place[None]
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        q, k, v, mask = self.project(x, grid, mask, queries)
+        assert grid is not None
+        y = merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0))
+        return self.cut(grid).join(self.proj(y))
