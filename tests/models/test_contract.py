@@ -84,7 +84,7 @@ def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
 @torch.no_grad()
 def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None:
     model, images = build(case), torch.randn(1, 3, *SIZE)
-    names = [name for level in model.levels for name in level.blocks]
+    names = [*model.sequence, *(name for level in model.levels for name in level.blocks)]
     called = list[str]()
     modules = {model.get_submodule(name): name for name in names}
 
@@ -94,7 +94,8 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
     for module in modules:
         module.register_forward_hook(record)
     model(images)
-    assert called == names
+    for ordered in (model.sequence, *(level.blocks for level in model.levels)):
+        assert [name for name in called if name in ordered] == list(ordered)
     if model.first_filters:
         assert model.get_parameter(model.first_filters).shape[1] == 3
     assert {len(each) for _, name in model.heads for each in model.get_submodule(name).parameters()} == {5}

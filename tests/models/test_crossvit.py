@@ -95,6 +95,7 @@ def test_timm_opens_our_folder(tmp_path: Path) -> None:
     vitrail.save(model, tmp_path / "folder", to="timm")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
     assert max_output_difference(model, theirs, (48, 48)) <= 1e-5
+    assert read(tmp_path / "folder").model.config == TOY
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,16 @@ def test_only_class_tokens_are_exchanged() -> None:
         torch.testing.assert_close(found[branch][:, :1], block.revert_projs[branch](token))
 
 
+def test_attention_is_shown_by_branch(tmp_path: Path) -> None:
+    """Layers 0 to 3 are on the grid of small patches: a block, the other branch's token, and again."""
+    vitrail.save(add_weight_noise(CrossViT(TOY)), tmp_path / "own", preprocessing=Preprocessing(image_size=(48, 48)))
+    explainer = vitrail.Explainer(str(tmp_path / "own"))
+    assert explainer.default_method == "attention"
+    grids = [explainer.explain("example:cat", layer=layer).maps.shape[-2:] for layer in range(len(explainer.layers))]
+    assert grids == [(4, 4)] * 4 + [(2, 2)] * 6
+    assert explainer.explain("example:cat", "heads").maps.shape[-2:] == (2, 2)
+
+
 def test_gradients_and_initial_weights() -> None:
     torch.manual_seed(0)
     model: Any = CrossViT(TOY)
@@ -217,8 +228,11 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="CrossViT has no blocks of tokens to merge"):
         add_token_merging(model, 1)
     vitrail.save(model, tmp_path / "own", preprocessing=Preprocessing(image_size=(48, 48)))
-    with pytest.raises(ConfigError, match="no attention maps: its two branches attend on two grids"):
-        vitrail.Explainer(str(tmp_path / "own"))
+    explainer = vitrail.Explainer(str(tmp_path / "own"))
+    with pytest.raises(ConfigError, match=r"'rollout' is undefined .* the grid changes from 4×4 to 2×2"):
+        explainer.explain("example:cat", method="rollout")
+    with pytest.raises(ConfigError, match="method 'norms' needs a model with blocks and a final norm"):
+        explainer.explain("example:cat", method="norms")
     with pytest.raises(ConfigError, match=r"40×48 pixels; expected 48×48"):
         model(images(40, 48))
 
@@ -234,9 +248,10 @@ def test_invalid_configs_and_files_are_refused(tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "theirs.pth")
     with pytest.raises(CheckpointError, match=r"does not specify the heads for widths \(16, 32\); expected heads="):
         read(tmp_path / "theirs.pth")
-    torch.save({**tensors, "pos_embed_0": torch.zeros(1, 15, 16)}, tmp_path / "theirs.pth")
-    with pytest.raises(CheckpointError, match="positions of 15 and 5 tokens; expected two squares and 1 more"):
-        read(tmp_path / "theirs.pth", heads=(2, 4))
+    for rows in (1, 15):
+        torch.save({**tensors, "pos_embed_0": torch.zeros(1, rows, 16)}, tmp_path / "theirs.pth")
+        with pytest.raises(CheckpointError, match=f"positions of {rows} and 5 tokens; expected two squares and 1 more"):
+            read(tmp_path / "theirs.pth", heads=(2, 4))
 
 
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:

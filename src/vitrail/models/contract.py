@@ -108,6 +108,11 @@ class ImageModel(Model):
         return len(self.prefix_tokens)
 
     @property
+    def sequence(self) -> tuple[str, ...]:
+        """Modules that run one after another, for layer decay and partial training: the blocks of all levels."""
+        return tuple(block for level in self.levels for block in level.blocks)
+
+    @property
     def feature_width(self) -> int:
         """Number of features that the head reads, and that the model returns without a head."""
         return self.levels[-1].width

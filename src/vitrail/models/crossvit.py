@@ -23,6 +23,7 @@ from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import make_blocks, scale_rate
+from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
@@ -67,33 +68,35 @@ class CrossViT(ImageModel):
     prefix_tokens = classifier_tokens = ("class",)  # of each branch
     final_norm = ""  # one per branch
     no_tokens_reason = "its two branches have tokens of two widths and grids"
-    no_maps_reason = "its two branches attend on two grids, and exchange class tokens"
     no_masking_reason = "its two branches cut the image into different patches"
 
     def __init__(self, config: CrossViTConfig) -> None:
         super().__init__(config)
         image, eps = pair(config.image_size), config.norm_eps
-        branches = list(zip(config.widths, config.patch_sizes, config.scales, strict=True))
-        grids = [count_patches(image, patch, scale) for _, patch, scale in branches]
-        blocks = ((), tuple(f"blocks.{layer}" for layer in range(config.depth)))  # each works on both grids
+        grids = [count_patches(image, *branch) for branch in zip(config.patch_sizes, config.scales, strict=True)]
         self.levels = tuple(
-            Level(grid=grid, stride=(round(image[0] / grid[0]), round(image[1] / grid[1])), width=width, blocks=names)
-            for grid, width, names in zip(grids, config.widths, blocks, strict=True)
+            Level(
+                grid=grid,
+                stride=(round(image[0] / grid[0]), round(image[1] / grid[1])),
+                width=config.widths[branch],
+                blocks=list_branch_blocks(branch, config.depth, config.branch_depths[branch]),
+            )
+            for branch, grid in enumerate(grids)
         )
         self.sizes = ImageSizes(multiple=(1, 1) if config.dynamic else None)
         self.heads = (("class", "head"),) if config.classes else ()
         self.first_filters = f"patch_embed.0.proj{'.0' if config.convolutions else ''}.weight"
         self.patch_embed = nn.ModuleList(
-            BranchEmbed(width, patch, config.channels, convolutions=config.convolutions) for width, patch, _ in branches
+            BranchEmbed(*kind, config.channels, convolutions=config.convolutions)
+            for kind in zip(config.widths, config.patch_sizes, strict=True)
         )
         for number, (width, grid) in enumerate(zip(config.widths, grids, strict=True)):
             self.register_parameter(f"cls_token_{number}", nn.Parameter(torch.empty(1, 1, width)))
             self.register_parameter(f"pos_embed_{number}", nn.Parameter(torch.empty(1, 1 + math.prod(grid), width)))
         self.pos_drop = nn.Dropout(config.dropout)
         deepest, rates = max(config.branch_depths), (config.dropout, config.attention_dropout)
-        drop_paths = [
-            scale_rate(config.stochastic_depth, n, config.depth * deepest) for n in range(config.depth * deepest)
-        ]
+        total = config.depth * deepest
+        drop_paths = [scale_rate(config.stochastic_depth, number, total) for number in range(total)]
         kind = (config.widths, config.heads, config.branch_depths, config.mlp_ratio, eps, rates)
         self.blocks = nn.ModuleList(
             MultiScaleBlock(*kind, drop_paths[layer * deepest : (layer + 1) * deepest]) for layer in range(config.depth)
@@ -101,6 +104,10 @@ class CrossViT(ImageModel):
         self.norm = nn.ModuleList(nn.LayerNorm(width, eps) for width in config.widths)
         self.head = BranchHeads(config.widths, config.classes) if config.classes else nn.Identity()
         self.init_weights()
+
+    @property
+    def sequence(self) -> tuple[str, ...]:
+        return tuple(f"blocks.{layer}" for layer in range(self.config.depth))
 
     @property
     def feature_width(self) -> int:
@@ -114,8 +121,7 @@ class CrossViT(ImageModel):
             nn.init.zeros_(layer.bias)
         for table in self.parameters(recurse=False):
             nn.init.trunc_normal_(table, std=0.02)
-        for weight in self.head.parameters():
-            nn.init.zeros_(weight)
+        zero_head(*self.head.children())
 
     def forward(self, images: Tensor) -> Tensor:
         tokens, _ = self.run_branches(images)
@@ -146,13 +152,16 @@ class CrossViT(ImageModel):
             tokens = block(tokens, grids)
         return tokens, grids
 
-    def tables(self, grid: Grid) -> Tensor:
-        """The positions of the first branch."""
-        return resample(self.get_parameter("pos_embed_0"), self.levels[0].grid, grid)
-
     def check_images(self, images: Tensor) -> Grid:
         size, dynamic = pair(self.config.image_size), self.sizes.dynamic
         return check_images(images, self.config.channels, size, (1, 1), dynamic=dynamic)
+
+
+def list_branch_blocks(branch: int, depth: int, branch_depth: int) -> tuple[str, ...]:
+    """The blocks of a branch, and those in which the other branch's token attends to its patches, in order."""
+    own = (f"blocks.{{}}.blocks.{branch}.{number}" for number in range(branch_depth))
+    names = (*own, f"blocks.{{}}.fusion.{1 - branch}")
+    return tuple(name.format(layer) for layer in range(depth) for name in names)
 
 
 def count_patches(image: tuple[int, int], patch: int, scale: float) -> Grid:
@@ -226,13 +235,13 @@ class MultiScaleBlock(nn.Module):
         exchanged = list[Tensor]()
         for own, other in TURNS:
             token = self.projs[own](tokens[own][:, :1])
-            token = self.fusion[own](torch.cat([token, tokens[other][:, 1:]], dim=1))
+            token = self.fusion[own](torch.cat([token, tokens[other][:, 1:]], dim=1), grids[other])
             exchanged.append(torch.cat([self.revert_projs[own](token), tokens[own][:, 1:]], dim=1))
         return exchanged
 
 
 def make_projection(width: int, out_width: int, norm_eps: float) -> nn.Sequential:
-    """Norm, GELU and a linear map to the width of the other branch."""
+    """Norm, GELU and a linear map to another width."""
     return nn.Sequential(nn.LayerNorm(width, norm_eps), nn.GELU(), nn.Linear(width, out_width))
 
 
@@ -246,8 +255,8 @@ class FusionBlock(nn.Module):
         self.drop = nn.Dropout(rates[0])
         self.drop_path = StochasticDepth(rates[2])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :1] + self.drop_path(self.drop(self.attn(self.norm1(x))))
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        return x[:, :1] + self.drop_path(self.drop(self.attn(self.norm1(x), grid)))
 
 
 class FirstTokenAttention(AttentionLayer):
@@ -260,12 +269,9 @@ class FirstTokenAttention(AttentionLayer):
         self.proj = nn.Linear(width, width)
 
     def project(
-        self,
-        x: Tensor,
-        grid: Grid | None = None,  # noqa: ARG002
-        mask: Tensor | None = None,
-        queries: int | None = None,  # noqa: ARG002
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        del grid, queries  # there is one query, and no positions
         q, k, v = self.wq(x[:, :1]), self.wk(x), self.wv(x)
         return split_heads(q, self.heads), split_heads(k, self.heads), split_heads(v, self.heads), mask
 
@@ -286,8 +292,9 @@ class BranchHeads(nn.Module):
 
 def make_size(width: int, heads: int, mlp_ratio: int = 4, depth: int = 4) -> CrossViTConfig:
     """The second branch is twice as wide as the first."""
-    widths, branch_depths = (width, 2 * width), (1, depth)
-    return CrossViTConfig(widths=widths, heads=(heads, heads), mlp_ratio=mlp_ratio, branch_depths=branch_depths)
+    return CrossViTConfig(
+        widths=(width, 2 * width), heads=(heads, heads), mlp_ratio=mlp_ratio, branch_depths=(1, depth)
+    )
 
 
 SIZES = {
@@ -299,11 +306,10 @@ SIZES = {
     "18": make_size(224, 7, mlp_ratio=3, depth=6),
 }
 DAGGER = {name: replace(SIZES[name], convolutions=True) for name in ("9", "15", "18")}
-LARGE_IMAGES: dict[str, Any] = {"image_size": 408, "scales": (1.0, 384 / 408)}
 PRESETS = {
     **{f"crossvit_{name}_240": config for name, config in SIZES.items()},
     **{f"crossvit_{name}_dagger_240": config for name, config in DAGGER.items()},
-    **{f"crossvit_{name}_dagger_408": replace(DAGGER[name], **LARGE_IMAGES) for name in ("15", "18")},
+    **{f"crossvit_{n}_dagger_408": replace(DAGGER[n], image_size=408, scales=(1.0, 384 / 408)) for n in ("15", "18")},
 }
 LETTERS = {"tiny": "Ti", "small": "S", "base": "B"}
 ALIASES = {
@@ -320,11 +326,10 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     patches = tuple(12 + 4 * n if convolutions else get_tensor_shape(shapes, kernels[n], 4)[2] for n in (0, 1))
     tables = [get_tensor_shape(shapes, f"pos_embed_{n}", 3) for n in (0, 1)]
     grids = [math.isqrt(rows - 1) for _, rows, _ in tables]
-    if any(grid**2 + 1 != rows for grid, (_, rows, _) in zip(grids, tables, strict=True)):
+    if 0 in grids or any(grid**2 + 1 != rows for grid, (_, rows, _) in zip(grids, tables, strict=True)):
         raise CheckpointError(f"positions of {tables[0][1]} and {tables[1][1]} tokens; expected two squares and 1 more")
     widths, sides = (tables[0][2], tables[1][2]), [grids[n] * patches[n] for n in (0, 1)]
     depths = [count_distinct_numbers_in_names(shapes, rf"blocks\.0\.blocks\.{n}\.(\d+)\.") for n in (0, 1)]
-    hidden = get_tensor_shape(shapes, "blocks.0.blocks.0.0.mlp.fc1.weight", 2)[0]
     fields = {
         "image_size": (sides[0], sides[0]),
         "patch_sizes": patches,
@@ -332,7 +337,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
         "widths": widths,
         "branch_depths": tuple(depths),
         "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
-        "mlp_ratio": hidden // widths[0],
+        "mlp_ratio": get_tensor_shape(shapes, "blocks.0.blocks.0.0.mlp.fc1.weight", 2)[0] // widths[0],
         "convolutions": convolutions,
         "channels": get_tensor_shape(shapes, kernels[0], 4)[1],
         "classes": count_classes(shapes, "head.0.weight"),
@@ -374,6 +379,7 @@ TIMM = side.SourceNames(
         "only_in_timm": True,
         "imagenet_mean": True,
         "model_args": tuple(make_timm_card({**vars(CrossViTConfig())})["model_args"]),
+        "argument_fields": {"num_heads": "heads"},
         "pretrained_cfg": {"crop_pct": 0.875},
     },
 )
