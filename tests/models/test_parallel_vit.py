@@ -186,7 +186,7 @@ def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = "image_size=28 patch_size=7 width=64 depth=2 heads=2 mlp_width=128"
+    fields = "image_size=28 patch_size=7 width=64 depth=2 heads=2 mlp_width=128 layer_scale=none"
     settings = [word for field in fields.split() for word in ("--set", field)]
     words = ["train", "--recipe", "fashion", "--model", "ViT-S18x2", *settings, "--out", str(tmp_path / "run")]
     build_app()(words, exit_on_error=False, result_action="return_value")
