@@ -61,6 +61,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "parallel_vit, three branches": ("vit_small_patch16_18x2_224", {**TINY, "branches": 3}),
     "deepvit": ("DeepViT-16B", TINY),
     "deepvit with convolutions": ("DeepViT-L", {**TINY, "depth": 2, "reattending": 1}),
+    "crossvit": (
+        "CrossViT-S",
+        {
+            "image_size": 32,
+            "patch_sizes": (8, 16),
+            "scales": (1.0, 1.0),
+            "widths": (8, 16),
+            "heads": (2, 2),
+            "classes": 3,
+        },
+    ),
     "igpt": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 2, "heads": 2, "colours": 9}),
     "igpt with a head": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 1, "heads": 2, "classes": 3}),
     "resnet": ("resnet18", {"image_size": 32, "stages": (1, 1), "width": 8, "classes": 3}),

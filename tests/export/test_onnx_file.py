@@ -117,7 +117,9 @@ def test_unsupported_image_size_is_refused(exported: ExportFinder) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [*(name for name in TOY_FIELDS if name not in ("vit any size", "resnet", "regnety")), "resnet", "regnety"],
+    [
+        name for name in TOY_FIELDS if name not in ("vit any size", "crossvit")
+    ],  # torch cannot export resizing by rounded scales
 )
 def test_any_image_size_for_every_family(name: str, tmp_path: Path) -> None:
     fields = {} if name in ("resnet", "regnety") else {"dynamic": True}

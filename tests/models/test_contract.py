@@ -39,6 +39,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "parallel_vit": ("parallel_vit", {**PLAIN, "layer_scale": 0.5}),
     "deepvit": ("deepvit", {**PLAIN, "reattending": 1}),
     "deepvit, convolutions": ("deepvit", {**PLAIN, "stem": "convolutions", "branch_scale": 0.5}),
+    "crossvit": ("crossvit", {"patch_sizes": (4, 8), "scales": (1, 1), "widths": (8, 16), "heads": (2, 2), "depth": 2}),
+    "patch_merger": ("patch_merger", {**PLAIN, "merged": 4}),
     "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
     "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
     "pit": ("pit", {"stages": (1, 2, 1), "widths": (16, 32, 64), "heads": (1, 2, 2)}),
@@ -83,7 +85,7 @@ def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
 @torch.no_grad()
 def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None:
     model, images = build(case), torch.randn(1, 3, *SIZE)
-    names = [name for level in model.levels for name in level.blocks]
+    names = [*model.sequence, *(name for level in model.levels for name in level.blocks)]
     called = list[str]()
     modules = {model.get_submodule(name): name for name in names}
 
@@ -93,11 +95,17 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
     for module in modules:
         module.register_forward_hook(record)
     model(images)
-    assert called == names
+    for ordered in (model.sequence, *(level.blocks for level in model.levels)):
+        assert [name for name in called if name in ordered] == list(ordered)
     if model.first_filters:
         assert model.get_parameter(model.first_filters).shape[1] == 3
-    assert [len(model.get_submodule(name).get_parameter("bias")) for _, name in model.heads] == [5] * len(model.heads)
+    assert {len(each) for _, name in model.heads for each in model.get_submodule(name).parameters()} == {5}
     assert not build(case, classes=0).heads
+    assert build(case, classes=0)(images).shape == (1, model.feature_width)
+    if model.no_tokens_reason:
+        with pytest.raises(ConfigError, match=f"has no sequence of tokens: {model.no_tokens_reason}"):
+            model.tokens(images)
+        return
     tokens = model.tokens(images)
     assert tokens.shape[1:] == (model.prefix + model.grid[0] * model.grid[1], model.levels[-1].width)
     for queries in (None, model.prefix or None):
@@ -115,6 +123,8 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
 @pytest.mark.parametrize("case", CASES)
 def test_the_classifier_reads_the_declared_tokens(case: str) -> None:
     model = build(case)
+    if model.no_tokens_reason:
+        return
     tokens = model.tokens(torch.randn(1, 3, *SIZE)).detach().requires_grad_()
     model.logits(tokens).square().sum().backward()
     assert tokens.grad is not None

@@ -178,6 +178,13 @@ def test_invalid_values_are_refused(tmp_path: Path) -> None:
         write(DeepViT(TOY), tmp_path / "theirs.pth", "timm")
 
 
+def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
+    model = make(CONV)
+    how = Preprocessing(image_size=model.config.image_size)
+    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
+    assert check.difference < 1e-4
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.cli import build_app
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention, find_attention_layers
 from vitrail.inspection.rollout import attention_rollout
@@ -175,9 +176,17 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
+    model = add_weight_noise(ParallelViT(TOY), std=0.2)
+    how = Preprocessing(image_size=model.config.image_size)
+    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
+    assert check.difference < 1e-4
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = "image_size=28 patch_size=7 width=64 depth=2 heads=2 mlp_width=128"
+    fields = "image_size=28 patch_size=7 width=64 depth=2 heads=2 mlp_width=128 layer_scale=none"
     settings = [word for field in fields.split() for word in ("--set", field)]
     words = ["train", "--recipe", "fashion", "--model", "ViT-S18x2", *settings, "--out", str(tmp_path / "run")]
     build_app()(words, exit_on_error=False, result_action="return_value")

@@ -17,6 +17,7 @@ import vitrail
 from vitrail.checkpoint import load, read, write
 from vitrail.checkpoint.config_from_shapes import infer_config
 from vitrail.cli import build_app
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
 from vitrail.models.catalog import find_preset
@@ -179,6 +180,13 @@ def test_wrong_values_are_refused(tmp_path: Path) -> None:
     for to in ("timm", "hf", "deit"):
         with pytest.raises(CheckpointError, match=f"{to} cannot represent a model of the family 'sl_vit'"):
             write(SLViT(TOY), tmp_path / "theirs", to)
+
+
+def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
+    model = add_weight_noise(SLViT(TOY), std=0.2)
+    how = Preprocessing(image_size=model.config.image_size)
+    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
+    assert check.difference < 1e-4
 
 
 @pytest.mark.slow

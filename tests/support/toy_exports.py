@@ -55,6 +55,15 @@ TOY_FIELDS: dict[str, dict[str, Any]] = {
     "sl_vit": {**VIT, "preset": "sl_vit_patch4_32", "patch_size": 16},
     "parallel_vit": {**VIT, "depth": 1, "preset": "vit_small_patch16_18x2_224", "layer_scale": 0.5},
     "deepvit": {**VIT, "preset": "deepvit_S", "reattending": 1},
+    "crossvit": {
+        "preset": "crossvit_tiny_240",
+        "patch_sizes": (8, 16),
+        "scales": (1.0, 0.8),
+        "widths": (8, 16),
+        "heads": (2, 2),
+        "branch_depths": (1, 2),
+        "depth": 1,
+    },
     "resnet": {"preset": "resnet18", "stages": (1, 1), "width": 8},
     "regnety": {"preset": "regnety_160", "stages": (1, 1), "widths": (16, 32), "group_width": 8},
 }

@@ -85,6 +85,8 @@ def find_old_and_new_grid(kind: ResampledKind | None, source: Any, target: Any) 
     """Old and new grid of a tensor with one row per position; equal for all other tensors."""
     if kind in (None, "kernel", "map"):
         return (1, 1), (1, 1)
+    if kind == "first_grid":  # as grid, of the first level
+        return source.levels[0].grid, target.levels[0].grid
     (h, w), (new_h, new_w) = source.grid, target.grid
     grids: dict[ResampledKind, tuple[Grid, Grid]] = {
         "grid": ((h, w), (new_h, new_w)),

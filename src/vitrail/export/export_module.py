@@ -98,6 +98,9 @@ def check_output_available(model: nn.Module, output: OutputKind) -> None:
     declared = find_image_model(model)
     if declared is None:
         raise ConfigError(f"{type(model).__name__} has no tokens; features need a model of vitrail's families")
+    if declared.no_tokens_reason:
+        kind = type(declared).__name__
+        raise ConfigError(f"features {output!r} of a {kind}: {declared.no_tokens_reason}; expected its logits")
     if output == "class" and "class" not in declared.prefix_tokens:
         raise ConfigError("features 'class' of a model without a class token; use mean or tokens")
 

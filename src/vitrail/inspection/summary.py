@@ -117,7 +117,9 @@ class ForwardTrace:
             module.register_forward_pre_hook(self.before_forward)
             module.register_forward_hook(self.after_forward)
         with FlopCounterMode(display=False) as self.counter, torch.no_grad():
-            if isinstance(twin, ImageModel):  # forward() skips tokens that the head does not read in the last block
+            if (
+                isinstance(twin, ImageModel) and not twin.no_tokens_reason
+            ):  # forward() skips tokens that the head does not read in the last block
                 twin.logits(twin.tokens(images))
             else:
                 twin(images)

@@ -42,7 +42,8 @@ class InferredConfig:
     prefix: int = 0  # rows of `pos_embed` for prefix tokens
 
 
-ResampledKind = Literal["grid", "rows", "columns", "offsets", "sums", "kernel", "map"]  # map: (…, h, w), any grid
+# first_grid: the grid of the first level; map: (…, h, w), any grid
+ResampledKind = Literal["grid", "first_grid", "rows", "columns", "offsets", "sums", "kernel", "map"]
 RESAMPLED: Mapping[str, ResampledKind] = {
     "pos_embed": "grid",  # (T, E + h·w, D), prefix rows first
     "pos_rows": "rows",  # (T, h, D)

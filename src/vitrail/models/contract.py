@@ -92,6 +92,7 @@ class ImageModel(Model):
     first_filters: str = ""  # the weight (D, C, P, Q) of the first layer; empty: it is not a convolution
     whitens: bool = False  # whether `whiten` is implemented
     takes_mask: bool = False  # whether `run` takes a mask of the attention, and no layer before it mixes patches
+    no_tokens_reason: str = ""  # why it has no one sequence of tokens; empty if it has
     no_maps_reason: str = ""  # why its attention has no maps over the grid of a level; empty if it has
     no_masking_reason: str = ""  # why a patch cannot be replaced by a mask token; empty if it can
     no_dropping_reason: str = ""  # why blocks need all patches; empty if some can be dropped before the first block
@@ -106,6 +107,16 @@ class ImageModel(Model):
         """Number of tokens before the patches."""
         return len(self.prefix_tokens)
 
+    @property
+    def sequence(self) -> tuple[str, ...]:
+        """Modules that run one after another, for layer decay and partial training: the blocks of all levels."""
+        return tuple(block for level in self.levels for block in level.blocks)
+
+    @property
+    def feature_width(self) -> int:
+        """Number of features that the head reads, and that the model returns without a head."""
+        return self.levels[-1].width
+
     def forward(self, images: Tensor) -> Tensor:
         # the last block computes only what the head reads: for the class token alone, 7 % less work in 12 blocks
         read = [self.prefix_tokens.index(token) + 1 for token in self.classifier_tokens]
@@ -117,6 +128,9 @@ class ImageModel(Model):
 
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:
         """The tokens after the final norm; with `queries`, a model may compute only the first `queries` of them."""
+        if self.no_tokens_reason:
+            name = type(self).__name__
+            raise ConfigError(f"{name} has no sequence of tokens: {self.no_tokens_reason}; use `feature_maps`")
         x, grid = self.embed(images)
         return self.get_submodule(self.final_norm)(self.run(x, grid, queries))
 

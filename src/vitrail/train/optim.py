@@ -58,7 +58,7 @@ def list_weights(model: nn.Module) -> list[NamedWeight]:
 def list_block_names(model: nn.Module) -> list[str]:
     """The blocks of a model in order, as it declares them; of other modules, those with the usual names."""
     if isinstance(model, ImageModel):
-        return [block for level in model.levels for block in level.blocks]
+        return [*model.sequence]
     if isinstance(model, TextModel):
         return [*model.blocks]
     matches = [USUAL_BLOCK_NAME.match(name) for name, _ in model.named_parameters()]

@@ -47,7 +47,7 @@ def test_the_head_of_every_model_makes_logits_of_its_features(name: str) -> None
         torch.testing.assert_close(found, tokens.mean(1), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", TOY_FIELDS)
+@pytest.mark.parametrize("name", [name for name in TOY_FIELDS if name != "crossvit"])  # its blocks have two widths
 def test_every_model_has_features_of_its_middle_block(name: str) -> None:
     loaded = open_toy_model(name)
     model: Any = loaded.model

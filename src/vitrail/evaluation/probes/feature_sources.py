@@ -134,6 +134,8 @@ def choose_features(loaded: LoadedModel, module: nn.Module, name: str, layer: st
 
 def find_block(model: ImageModel, name: str, layer: str | int) -> str:
     """The name of a block in the module, by number or `middle`."""
+    if model.no_tokens_reason:
+        raise ConfigError(f"`layer` is {layer}; expected last for {name}: {model.no_tokens_reason}")
     blocks = [block for level in model.levels for block in level.blocks]
     if layer == "middle" and blocks:
         return blocks[(len(blocks) - 1) // 2]

@@ -76,7 +76,7 @@ class SelfDistillation(Pretraining):
         super().__init__()
         self.backbone, self.settings = backbone, settings
         widths = (settings.head_width, settings.bottleneck_width, settings.prototypes)
-        self.heads = nn.ModuleDict({name: PrototypeHead(backbone.levels[-1].width, *widths) for name in heads})
+        self.heads = nn.ModuleDict({name: PrototypeHead(backbone.feature_width, *widths) for name in heads})
         self.teacher = MomentumTeacher(self.student)
         self.centres = nn.ModuleDict({name: Centre(settings.prototypes, settings.centre_momentum) for name in heads})
         self.views = make_crops(settings)

@@ -20,7 +20,7 @@ class TwoViewTask(Pretraining):
 
     @property
     def feature_width(self) -> int:
-        return self.backbone.levels[-1].width
+        return self.backbone.feature_width
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
         check_view_size(self.backbone, "view_size", self.two_views.view_size)

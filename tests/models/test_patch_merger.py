@@ -1,0 +1,115 @@
+"""PatchMerger: the paper's formula by explicit sums, the cost of the second half, files, export and what is refused."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.noisy_weights import add_weight_noise
+from torch import Tensor
+
+import vitrail
+from vitrail.checkpoint import read, write
+from vitrail.cli import build_app
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import ConfigError
+from vitrail.models.patch_merger import MergedViT, PatchMerger, PatchMergerConfig
+from vitrail.models.vit import ViT, ViTConfig
+from vitrail.train.run_folder import RunFolder
+
+TOY = PatchMergerConfig(image_size=(16, 24), patch_size=8, width=16, depth=3, heads=2, merged=4, classes=5)
+
+
+def images(*size: int) -> Tensor:
+    return torch.randn(2, 3, *(size or (16, 24)))
+
+
+@torch.no_grad()
+def test_merged_tokens_are_those_of_the_paper() -> None:
+    """Y = softmax(WᵀXᵀ)·X, with the softmax over the tokens, with loops."""
+    layer, x = PatchMerger(8, 3, bias=False).double(), torch.randn(1, 5, 8, dtype=torch.float64)
+    found = layer(x)[0]
+    for merged in range(3):
+        scores = [math.exp(float(layer.weight[merged] @ x[0, token])) for token in range(5)]
+        expected = sum(score * x[0, token] for token, score in enumerate(scores)) / sum(scores)
+        torch.testing.assert_close(found[merged], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(layer.weights(x).sum(-1), torch.ones(1, 3, dtype=torch.float64))
+
+
+@torch.no_grad()
+def test_the_rest_is_a_vit() -> None:
+    """With a merger that copies the only token, it equals the ViT of the mean."""
+    config = replace(TOY, image_size=8, merged=1)
+    model: Any = add_weight_noise(MergedViT(config), std=0.2)
+    fields: Any = {"image_size": 8, "patch_size": 8, "width": 16, "depth": 3, "heads": 2, "classes": 5}
+    vit = ViT(ViTConfig(**fields, pool="mean", class_token=False)).eval()
+    vit.load_state_dict({name: each for name, each in model.state_dict().items() if name != "merger.weight"})
+    x = images(8, 8)
+    torch.testing.assert_close(model(x), vit(x))
+
+
+@pytest.mark.parametrize(("size", "width"), [("tiny", 192), ("small", 384), ("base", 768)])
+def test_merging_costs_few_parameters_and_saves_half_of_the_work(size: str, width: int) -> None:
+    with torch.device("meta"):
+        model = vitrail.create(f"patch_merger_{size}_patch16_224")
+        plain = vitrail.create(f"vit_{size}_patch16_224", pool="mean", class_token=False)
+        macs = [vitrail.summarize(each).macs for each in (model, plain)]
+    counts = [sum(weight.numel() for weight in each.parameters()) for each in (model, plain)]
+    assert counts[0] - counts[1] == 8 * width
+    assert 0.5 < macs[0] / macs[1] < 0.55
+
+
+def test_shapes_and_gradients() -> None:
+    model = MergedViT(TOY)
+    assert not model(images()).any()  # untrained: equal probabilities
+    assert model.merge_after == 1
+    assert MergedViT(replace(TOY, merge_after=2)).merge_after == 2
+    assert MergedViT(replace(TOY, classes=0))(images()).shape == (2, 16)
+    add_weight_noise(model, std=0.2).train()
+    model(images()).square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
+
+
+def test_save_and_load_at_another_size(tmp_path: Path) -> None:
+    model = add_weight_noise(MergedViT(TOY))
+    write(model, tmp_path / "own")
+    x = images()
+    assert torch.equal(read(tmp_path / "own").model(x), model(x))
+    loaded = read(tmp_path / "own", image_size=(32, 48), classes=3)
+    assert loaded.report.resized.keys() == {"pos_embed"}
+    same = add_weight_noise(MergedViT(replace(TOY, dynamic=True)))
+    same.load_state_dict(model.state_dict())
+    larger = images(32, 48)
+    torch.testing.assert_close(loaded.model.feature_maps(larger)[0], same.feature_maps(larger)[0])
+
+
+def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="merge_after is 3; expected less than 3, the number of blocks"):
+        replace(TOY, merge_after=3)
+    with pytest.raises(ConfigError, match="depth is 1; expected 2 or more"):
+        replace(TOY, depth=1)
+    model = MergedViT(TOY)
+    with pytest.raises(ConfigError, match="no sequence of tokens: its merged tokens have no place in the image"):
+        model.tokens(images())
+    vitrail.save(model, tmp_path / "own", preprocessing=Preprocessing(image_size=(16, 24)))
+    with pytest.raises(ConfigError, match="no attention maps: after its merger, tokens have no place in the image"):
+        vitrail.Explainer(str(tmp_path / "own"))
+
+
+def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
+    model = add_weight_noise(MergedViT(TOY), std=0.2)
+    how = Preprocessing(image_size=model.config.image_size)
+    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
+    assert check.difference < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
+    fields = "image_size=28 patch_size=7 width=64 depth=4 heads=2 mlp_width=128 merged=4"
+    settings = [word for field in fields.split() for word in ("--set", field)]
+    words = ["train", "--recipe", "fashion", "--model", "patch_merger_tiny_patch16_224", *settings]
+    build_app()([*words, "--out", str(tmp_path / "run")], exit_on_error=False, result_action="return_value")
+    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
