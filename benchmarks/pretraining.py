@@ -31,6 +31,8 @@ from lightly.models.modules.heads import (
     DINOProjectionHead,
     SimCLRProjectionHead,
 )
+from lightly.models.modules.heads_timm import AIMPredictionHead
+from lightly.models.modules.masked_causal_vision_transformer import MaskedCausalVisionTransformer
 from lightly.models.utils import update_momentum
 from PIL import Image
 from rich.progress import track
@@ -43,13 +45,22 @@ from vitrail.data.batch import Batch
 from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
-from vitrail.recipes.pretraining_settings import ByolSettings, DinoSettings, MaeSettings, SimClrSettings, SimMimSettings
+from vitrail.recipes.pretraining_settings import (
+    AimSettings,
+    ByolSettings,
+    DinoSettings,
+    MaeSettings,
+    SimClrSettings,
+    SimMimSettings,
+)
 from vitrail.recipes.recipe import Recipe, open_recipe
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks import find_task
 from vitrail.tasks.image_task import ImageTask, open_image_source
+from vitrail.tasks.pretraining.aim import AutoregressiveImageModel
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.dino import Dino
+from vitrail.tasks.pretraining.igpt import ImageGpt
 from vitrail.tasks.pretraining.mae import MaskedAutoencoder
 from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.pretraining.simmim import SimMim, hide_squares
@@ -278,6 +289,62 @@ def make_dino_recipe_steps() -> Mapping[str, Step]:
     }
 
 
+def make_aim_recipe_steps() -> Mapping[str, Step]:
+    """lightly's step gets normalised patches as targets, and its prefixes are half of an image."""
+    recipe = open_recipe("aim-cpu")
+    settings = AimSettings(**{name: value for name, value in recipe.task.items() if name != "name"})
+    model: Any = vitrail.create(str(recipe.model), **{**recipe.fields, "classes": 0})
+    config, batch = model.config, recipe.loop.batch
+    patches, pixels = model.grid[0] * model.grid[1], 3 * config.patch_size[0] ** 2
+    encoder: Any = MaskedCausalVisionTransformer(
+        img_size=config.image_size[0],
+        patch_size=config.patch_size[0],
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.heads,
+        num_classes=0,
+        class_token=False,
+        global_pool="",
+    )
+    head = AIMPredictionHead(config.width, pixels, hidden_dim=settings.head_width, num_blocks=settings.head_depth)
+    images, targets = torch.randn(batch, 3, *config.image_size), torch.randn(batch, patches - 1, pixels)
+    masked = (torch.arange(patches) >= patches // 2).expand(batch, -1)
+
+    def compute_loss() -> Tensor:
+        return F.mse_loss(head(encoder.forward_features(images, mask=masked)[:, :-1]), targets)
+
+    return {
+        "vitrail": make_task_step(AutoregressiveImageModel(model, settings), batch),
+        "lightly": make_step(nn.ModuleList([encoder, head]), compute_loss),
+    }
+
+
+def make_igpt_recipe_steps() -> Mapping[str, Step]:
+    """transformers' step gets the colours; ours finds them in the palette."""
+    recipe = open_recipe("igpt-cpu")
+    model: Any = vitrail.create(str(recipe.model))
+    config, batch = model.config, recipe.loop.batch
+    pixels = config.image_size[0] * config.image_size[1]
+    peer: Any = {
+        "vocab_size": config.colours + 1,  # the last one is the start
+        "n_positions": pixels,
+        "n_embd": config.width,
+        "n_layer": config.depth,
+        "n_head": config.heads,
+        "resid_pdrop": 0,
+        "embd_pdrop": 0,
+        "attn_pdrop": 0,
+    }
+    theirs = transformers.ImageGPTForCausalImageModeling(transformers.ImageGPTConfig(**peer))
+    colours = torch.randint(config.colours, (batch, pixels))
+    inputs = torch.cat([torch.full((batch, 1), config.colours), colours[:, :-1]], dim=1)
+
+    def compute_loss() -> Tensor:
+        return F.cross_entropy(theirs(input_ids=inputs).logits.flatten(0, 1), colours.flatten())
+
+    return {"vitrail": make_task_step(ImageGpt(model), batch), "transformers": make_step(theirs, compute_loss)}
+
+
 SINCOS = {"positions": "sincos_2d"}
 CASES = (
     Case("mae", "recipe mae-cpu", make_mae_recipe_steps),
@@ -291,6 +358,8 @@ CASES = (
     Case("simclr", "recipe simclr-cpu", make_simclr_recipe_steps),
     Case("byol", "recipe byol-cpu", make_byol_recipe_steps),
     Case("dino", "recipe dino-cpu", make_dino_recipe_steps),
+    Case("aim", "recipe aim-cpu", make_aim_recipe_steps),
+    Case("igpt", "recipe igpt-cpu", make_igpt_recipe_steps),
     Case("simmim", "B/16, batch 4", lambda: make_simmim_steps(4, SimMimSettings(), "vit_base_patch16_224", {})),
 )
 

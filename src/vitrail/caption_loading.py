@@ -1,4 +1,4 @@
-"""Open a captioner: the model of images that reads, the decoder that writes, and its tokenizer."""
+"""Open a captioner: the image model that reads, the decoder that writes, and its tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ class LoadedCaptionModel:
     source: str  # the name that it was opened by
     model: "CaptionModel"
     tokenizer: "TextTokenizer"
-    encoder: LoadedModel  # the same model of images, with its preprocessing
+    encoder: LoadedModel  # the same image model, with its preprocessing
     run: FinishedRun | None = None
 
     @property

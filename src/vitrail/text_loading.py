@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedTextModel:
-    """A model of text in eval mode with its tokenizer, from `open_text_model`."""
+    """A text model in eval mode with its tokenizer, from `open_text_model`."""
 
     source: str  # the name that it was opened by
     model: "TextModel"
@@ -115,7 +115,7 @@ def check_vocabulary_matches(config: Any, tokenizer: "TextTokenizer", name: str)
 
 
 def is_text_model(name: str) -> bool:
-    """Whether a run or a model folder holds a model of text, by its config.json; nothing else is read."""
+    """Whether a run or a model folder holds a text model, by its config.json; nothing else is read."""
     place = Path(name)
     if not os.path.exists(place):  # noqa: PTH110  # Path refuses a long name
         return False

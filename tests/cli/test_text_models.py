@@ -46,7 +46,10 @@ class ToyText(Model):
 PRESETS = {"toy_text": ToyTextConfig()}
 FAMILY = Family(name="toytext", config=ToyTextConfig, build=ToyText, presets=PRESETS)
 '''
-REFUSED = "ToyText reads text; expected a model that reads images (`vitrail translate` is for text)"
+REFUSED = (
+    "ToyText reads text; expected a model that reads images (for text: `vitrail translate`, `explain --sentence`, "
+    "`export --to ctranslate2`)"
+)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from vitrail.models.vit import ViT, ViTConfig
 
 TOY = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, classes=5)
 HINTS = get_type_hints(ViTConfig)
-ADDITIVE = ("learned", "learned_2d", "sincos", "sincos_2d")
+ADDITIVE = ("learned", "learned_2d", "sincos", "sincos_2d", "sincos_simple")
 KINDS = [(kind, "stem") for kind in get_args(HINTS["positions"])] + [
     (kind, place) for kind in ADDITIVE for place in ("layers", "shared")
 ]

@@ -45,6 +45,16 @@ ATTENTION_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cct with neighbours": ("cct", {"neighbours": True, "published": False}),
     "cct, sinusoidal": ("cct", {"learned_positions": False}),
     "t2t": ("t2t", {"stage_width": 8}),
+    "sl_vit": ("sl_vit", {"patch_size": 16}),
+    "parallel": ("parallel_vit", {"layer_scale": 0.5}),
+}
+
+PRESETS = {
+    "vit": "vit_tiny_patch16_224",
+    "deit": "deit_tiny_patch16_224",
+    "t2t": "t2t_vit_7",
+    "sl_vit": "sl_vit_patch4_32",
+    "parallel_vit": "vit_small_patch16_18x2_224",
 }
 
 
@@ -57,8 +67,7 @@ def make_attention_model(case: str = "learned stem", **fields: Any) -> Any:
     elif family == "cct":
         model = cct.CCT(cct.CCTConfig(stem=(8, 8, 8), **fields))
     else:
-        name = {"vit": "vit_tiny_patch16_224", "deit": "deit_tiny_patch16_224", "t2t": "t2t_vit_7"}[family]
-        model = vitrail.create(name, **fields)
+        model = vitrail.create(PRESETS[family], **fields)
     return add_weight_noise(model, std=0.3)
 
 

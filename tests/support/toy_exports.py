@@ -52,6 +52,9 @@ TOY_FIELDS: dict[str, dict[str, Any]] = {
     "linformer": {**VIT, "preset": "linformer_tiny_patch16_224", "projected": 4},
     "linformer, each head": {**VIT, "preset": "linformer_tiny_patch16_224", "projected": 4, "shared": "none"},
     "axial": {**VIT, "preset": "axial_tiny_patch16_224"},
+    "sl_vit": {**VIT, "preset": "sl_vit_patch4_32", "patch_size": 16},
+    "parallel_vit": {**VIT, "depth": 1, "preset": "vit_small_patch16_18x2_224", "layer_scale": 0.5},
+    "deepvit": {**VIT, "preset": "deepvit_S", "reattending": 1},
     "resnet": {"preset": "resnet18", "stages": (1, 1), "width": 8},
     "regnety": {"preset": "regnety_160", "stages": (1, 1), "widths": (16, 32), "group_width": 8},
 }

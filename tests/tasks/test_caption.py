@@ -328,7 +328,7 @@ def test_wrong_parts_are_one_line() -> None:
         ((model, task.decoder), "Transformer reads text; expected a model that reads images"),
         ((encoder, model), "the decoder is a Transformer that does not read another model; expected one without an"),
         ((make_encoder(width=32), task.decoder), "the decoder reads tokens of width 16; expected 32, the width of"),
-        ((linear, task.decoder), "the encoder is a Linear; expected a model of images"),
+        ((linear, task.decoder), "the encoder is a Linear; expected an image model"),
     )
     for parts, message in cases:
         with pytest.raises(ConfigError, match=message):

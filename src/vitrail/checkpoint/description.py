@@ -11,7 +11,7 @@ from vitrail.errors import CheckpointError, ConfigError, unknown_name_error
 from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 
 FORMAT_VERSION = 1  # increased only if an older vitrail can no longer read the folder
-TEXT_FIELDS = ("languages", "tokenizer")  # of models of text only
+TEXT_FIELDS = ("languages", "tokenizer")  # of text models only
 TYPE_NAMES: dict[type[Any], str] = {
     int: "a whole number",
     float: "a number",
@@ -33,7 +33,7 @@ class Description:
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])  # free-form notes of whoever saved it
     resampling: ResamplingPolicy = "timm"  # default policy when positions are resampled to another image size
     languages: tuple[str, str] | None = None  # source and target, of a model that translates
-    tokenizer: str | None = None  # checksum of tokenizer.json, of a model of text
+    tokenizer: str | None = None  # checksum of tokenizer.json, of a text model
     save: str = ""  # the same in both files of a folder, unless a save was interrupted between them
 
     def to_json(self, *, signed: bool = False) -> str:
@@ -41,7 +41,7 @@ class Description:
         data = {"format": FORMAT_VERSION, **asdict(self)}
         for name in TEXT_FIELDS:
             if data[name] is None:
-                del data[name]  # earlier versions can read the models of images
+                del data[name]  # earlier versions can read the image models
         return json.dumps(add_checksum(data) if signed else data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""tokenizer.json next to the weights of a model of text; config.json has its checksum. torch is not imported."""
+"""tokenizer.json next to the weights of a text model; config.json has its checksum. torch is not imported."""
 
 from hashlib import sha256
 from pathlib import Path

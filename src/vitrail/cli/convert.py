@@ -13,7 +13,7 @@ from vitrail.files import refuse_existing_outputs
 
 Layout = Literal[
     "vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "moco", "akamaster", "t2t", "t2t_by_width",
-    "imagegpt",
+    "imagegpt", "authors",
 ]  # fmt: skip
 LOAD_SNIPPETS = {  # how the result is opened
     "vitrail": "vitrail.load({path!r})",
@@ -44,8 +44,8 @@ def convert(
     """Convert a checkpoint of any layout to another.
 
     Reports what happened to every tensor. Reads Google's .npz; .pth, .bin and .safetensors of timm, facebook's
-    DeiT, DINO, MAE, MoCo v3, torchvision, akamaster and T2T-ViT; folders of transformers, timm and vitrail; and
-    hf-hub:OWNER/NAME[@REVISION]. Nothing in a file is executed.
+    DeiT, DINO, MAE, MoCo v3, torchvision, akamaster, T2T-ViT and the authors of others; folders of transformers, timm
+    and vitrail; and hf-hub:OWNER/NAME[@REVISION]. Nothing in a file is executed.
 
     Examples::
 

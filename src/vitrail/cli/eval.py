@@ -62,7 +62,7 @@ def eval(  # noqa: A001
     part
         Sentence pairs to use: val, train or the name of a test set, such as test_2016_flickr. [default: val]
     beam
-        Beginnings of a translation or a caption that are kept at each step; 1 is greedy search. [default: 4]
+        Hypotheses kept at each step of beam search, for translations and captions; 1 is greedy search. [default: 4]
     """
     text_options = {"pair": pair, "part": part, "beam": beam}
     image_options = {
@@ -104,7 +104,7 @@ def eval(  # noqa: A001
 
 
 def reads_text(checkpoint: str) -> bool:
-    """Whether a folder holds a model of text."""
+    """Whether a folder holds a text model."""
     from vitrail.export.description import is_exported
     from vitrail.text_loading import is_text_model
 

@@ -57,7 +57,7 @@ def explain(
     similar images of --data. Both take any model, also without attention. An image that cannot be read is reported
     and skipped; the exit code is then 2.
 
-    With --sentence, a model of text translates it. The figures show the words that each word reads (cross-attention,
+    With --sentence, a text model translates it. The figures show the words that each word reads (cross-attention,
     all heads, self-attention) next to those that it depends on, found by leaving out each word, and the beam search;
     a page shows all of it with lines between the words.
 
@@ -189,7 +189,7 @@ def refuse_with_sentence(options: dict[str, bool]) -> None:
 
 
 def parse_place(option: str, text: str) -> int:
-    """A layer or head of a model of text."""
+    """A layer or head of a text model."""
     try:
         return int(text)
     except ValueError:
@@ -200,7 +200,7 @@ def parse_place(option: str, text: str) -> int:
 def explain_text(
     checkpoint: str, sentence: str, out: Path, opening: dict[str, Any], *, as_json: bool, **options: Any
 ) -> str:
-    """Explain how a model of text translates a sentence; what is printed about it."""
+    """Explain how a text model translates a sentence; what is printed about it."""
     from vitrail.distributed import Ranks, resolve_device
     from vitrail.report.translation_report import explain_sentence_files
     from vitrail.text_loading import open_text_model

@@ -68,7 +68,7 @@ def measure_token_loss(
 ) -> tuple[float, int]:
     """The mean cross-entropy of the target tokens, without padding and label smoothing, and their number.
 
-    `compute_logits` is by default that of a model of text, which reads `source` and `target_in`.
+    `compute_logits` is by default that of a text model, which reads `source` and `target_in`.
     """
     exact = torch.float32 if device.type == "mps" else torch.float64
     sums = torch.zeros(2, dtype=exact, device=device)  # loss, tokens

@@ -22,7 +22,7 @@ from vitrail.inspection.explanation import figure_name
 from vitrail.inspection.overlay import PixelBox, draw_overlay, shrink_photo_and_box
 from vitrail.inspection.word_patches import WordAttention, attend_words, find_patch_grid
 from vitrail.predict.captioner import Caption, Captioner, write_captions
-from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_error
+from vitrail.predict.image_list import open_arguments
 from vitrail.predict.translator import SearchSettings
 
 METHOD = "words"  # in the names of the files
@@ -155,30 +155,19 @@ def describe_arguments(
     What cannot be read is passed to `on_error` and skipped, and is an error in the result; if it is the only image, it
     is an error at once.
     """
-    found, problems = collect_images(arguments, stdin)
-    found = [replace(each, name="stdin") if each.name == STDIN else each for each in found]
-    failed, report = list[DataError](), list[dict[str, Any]]()
-
-    def skip(error: DataError) -> None:
-        if len(found) == 1 and not problems:
-            raise error
-        failed.append(error)
-        on_error(error)
-
-    for problem in problems:
-        on_error(DataError(problem))
-    with progress(len(found) if len(found) > 1 else 0) as advance:
+    found, report = open_arguments(arguments, stdin, on_error), list[dict[str, Any]]()
+    with progress(found.bar_length) as advance:
         if out is None:
-            described = describe_without_figures(captioner, found, search, skip, advance)
+            described = describe_without_figures(captioner, found.images, search, found.skip, advance)
         else:
             writing: dict[str, Any] = {"suffixes": suffixes, "arrays": arrays, "overwrite": overwrite}
             described = describe_files(
-                captioner, found, search, out, layer=layer, on_error=skip, progress=advance, **writing
+                captioner, found.images, search, out, layer=layer, on_error=found.skip, progress=advance, **writing
             )
         for each in described:
             report.append(each.to_json())
             on_described(each)
-    return ExplainResult(report, unreadable_images_error(len(failed), len(found), problems, out if report else None))
+    return ExplainResult(report, found.make_error(out if report else None))
 
 
 def describe_without_figures(

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.layers.attention import Attention, SelfAttention, attention_weights, split_heads
+from vitrail.layers.attention import Attention, AttentionLayer, attention_weights, split_heads
 from vitrail.layers.positions import Grid
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.contract import ImageModel, find_image_model, unwrap_compiled
 from vitrail.models.parts.reduced_attention import ReducedAttention, ReducedGrid
 from vitrail.models.parts.windows import WindowAttention, Windows
 
-AnyAttention = Attention | SelfAttention | ReducedAttention
+AnyAttention = Attention | AttentionLayer
 # called with probabilities (B, H, Nq, N) and the grid of patches; with those within windows, (B·W, H, m, m), and the
 # windows; or with those of fewer keys and both grids
 MapReduction = Callable[[Tensor, Grid | Windows | ReducedGrid], Any]
@@ -121,10 +121,9 @@ class AttentionCapture:
     @torch.no_grad()
     def record_layer(self, layer: int, module: AnyAttention, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Pre-hook of an attention layer: record its probabilities."""
-        given = bind_arguments(module, args, named)
-        q, k, v, mask = project_qkv(module, given)
+        q, k, v, mask = project_qkv(module, bind_arguments(module, args, named))
         with torch.autocast(q.device.type, enabled=False):
-            weigh = module.weigh if isinstance(module, SelfAttention) else attention_weights
+            weigh = module.weigh if isinstance(module, AttentionLayer) else attention_weights
             weights = weigh(q.float(), k.float(), mask)
         weights = weights if self.heads is None else weights[:, self.heads[layer]]
         if self.with_gradients:
@@ -211,10 +210,8 @@ def bind_arguments(module: nn.Module, args: tuple[Any, ...], named: dict[str, An
 def project_qkv(module: AnyAttention, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """q, k, v and mask of the pass; every token is a query, unless a mask restricts the queries."""
     mask = given.get("mask")
-    if isinstance(module, SelfAttention):
+    if isinstance(module, AttentionLayer):
         return module.project(given["x"], given.get("grid"), mask, None if mask is None else given.get("queries"))
-    if isinstance(module, ReducedAttention):
-        return *module.project(given["x"], given["grid"]), mask
     return *module.project(given["x"], given.get("inputs")), mask
 
 
@@ -257,13 +254,20 @@ def find_attention_layers(model: nn.Module) -> list[AnyAttention]:
             f"such as {list_families_with_maps()}{others}"
         )
     parts = [model] if declared is None else list_blocks(declared)  # not the stem
-    found = [module for part in parts for module in part.modules() if isinstance(module, AnyAttention)]
+    found = [layer for part in parts for layer in find_outermost_layers(part)]
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no attention layers; expected a transformer made of vitrail's layers, such as "
             f"{list_families_with_maps()}; vitrail.load converts weights of timm and others"
         )
     return found
+
+
+def find_outermost_layers(module: nn.Module) -> list[AnyAttention]:
+    """The attention layers of a module; those inside of another are its parts, such as branches that it adds."""
+    if isinstance(module, Attention | AttentionLayer):
+        return [module]
+    return [layer for child in module.children() for layer in find_outermost_layers(child)]
 
 
 def why_no_attention_maps(model: nn.Module) -> str:
@@ -295,8 +299,9 @@ def list_blocks(model: ImageModel) -> list[nn.Module]:
 
 
 def list_families_with_maps() -> str:
+    """The first three, as examples."""
     built = [(each.name, each.build) for each in load_built_in_families()]
-    *names, last = [name for name, kind in built if issubclass(kind, ImageModel) and not kind.no_maps_reason]
+    *names, last = [name for name, kind in built if issubclass(kind, ImageModel) and not kind.no_maps_reason][:3]
     return f"{', '.join(names)} or {last}"
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +18,7 @@ from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.explain_together import ExplainResult, name_set_figure, write_components
 from vitrail.inspection.explanation import Explanation, figure_name
 from vitrail.inspection.occlusion import probabilities_without_patches
-from vitrail.predict.image_list import STDIN, collect_images, unreadable_images_error
+from vitrail.predict.image_list import open_arguments
 from vitrail.text import escape_unprintable
 
 REMOVED_SHARE = 0.3  # of the patches, in the occlusion check
@@ -157,32 +157,21 @@ def explain_arguments(
     `with_components` adds the figure of the principal components, of all images together. What cannot be read is
     passed to `on_error` and skipped, and is an error in the result; if it is the only image, it is an error at once.
     """
-    found, problems = collect_images(arguments, stdin)
-    found = [replace(each, name="stdin") if each.name == STDIN else each for each in found]
-    failed, report = list[DataError](), list[dict[str, Any]]()
-
-    def skip(error: DataError) -> None:
-        if len(found) == 1 and not problems:
-            raise error
-        failed.append(error)
-        on_error(error)
-
-    for problem in problems:
-        on_error(DataError(problem))
+    found, report = open_arguments(arguments, stdin, on_error), list[dict[str, Any]]()
     if with_components:
-        planned = list_figure_paths(out, [name_set_figure(found, "pca")], suffixes, arrays=arrays)
+        planned = list_figure_paths(out, [name_set_figure(found.images, "pca")], suffixes, arrays=arrays)
         refuse_existing_outputs(planned, overwrite=overwrite)
-    with progress(len(found) if len(found) > 1 else 0) as advance:
+    with progress(found.bar_length) as advance:
         for each in explain_files(
             explainer,
-            found,
+            found.images,
             options,
             out,
             suffixes=suffixes,
             arrays=arrays,
             check=check,
             overwrite=overwrite,
-            on_error=skip,
+            on_error=found.skip,
             progress=advance,
         ):
             if each.explanation.is_empty:
@@ -191,7 +180,7 @@ def explain_arguments(
             on_explained(each)
     if with_components and report:
         explained = {each["image"] for each in report}
-        shown = [each for each in found if each.name in explained]
+        shown = [each for each in found.images if each.name in explained]
         try:
             figure = write_components(
                 explainer.loaded, shown, out, suffixes=suffixes, arrays=arrays, overwrite=overwrite
@@ -201,5 +190,4 @@ def explain_arguments(
         else:
             report.append(figure.to_json())
             on_explained(figure)
-    error = unreadable_images_error(len(failed), len(found), problems, out if report else None)
-    return ExplainResult(report, error)
+    return ExplainResult(report, found.make_error(out if report else None))

@@ -1,4 +1,4 @@
-"""What a model of text attends to while it translates one sentence.
+"""What a text model attends to while it translates one sentence.
 
 L layers, H heads, N source tokens with the end, M target tokens with the end.
 """

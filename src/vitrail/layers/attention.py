@@ -99,13 +99,41 @@ class Attention(nn.Module):
         return attention_weights(*self.project(x, inputs)[:2], mask)
 
 
-class SelfAttention(nn.Module):
+class AttentionLayer(nn.Module):
+    """What attention within one sequence shares, (B, N, D) → (B, N, D): a kind of it writes `project`."""
+
+    no_shares_reason: ClassVar[str] = ""  # why the weights of a query do not sum to 1; empty if they do
+    heads: int
+    dropout: float
+    proj: nn.Module  # maps the outputs of all heads, (B, N, H·V)
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k, v and the mask joined with the positions' bias; with `queries`, only for the first `queries` tokens."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        q, k, v, mask = self.project(x, grid, mask, queries)
+        return self.proj(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+
+    def weights(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None) -> Tensor:
+        """The attention probabilities of `forward` if every token is a query: (B, H, N, N)."""
+        q, k, _, mask = self.project(x, grid, mask)
+        return self.weigh(q, k, mask)
+
+    def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """The same from the output of `project`; other kinds of attention override this: (B, H, Nq, N)."""
+        return attention_weights(q, k, mask)
+
+
+class SelfAttention(AttentionLayer):
     """Multi-head self-attention, q, k and v from one matrix: (B, N, D) → (B, N, D).
 
     `positions` inside the attention place the tokens of a grid: relative ones bias the scores, rotary ones rotate q, k.
     """
-
-    no_shares_reason: ClassVar[str] = ""  # why the weights of a query do not sum to 1; empty if they do
 
     def __init__(
         self,
@@ -124,7 +152,6 @@ class SelfAttention(nn.Module):
     def project(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k, v and the mask joined with the positions' bias; with `queries`, only for the first `queries` tokens."""
         if queries is None:
             qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, N, K)
             q, k, v = qkv.unbind()
@@ -140,18 +167,3 @@ class SelfAttention(nn.Module):
             q, k, by_offset = self.positions(q, k, grid)
             mask = join_masks(mask, by_offset)
         return q, k, v, mask
-
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
-        return self.proj(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
-
-    def weights(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None) -> Tensor:
-        """The attention probabilities of `forward` if every token is a query: (B, H, N, N)."""
-        q, k, _, mask = self.project(x, grid, mask)
-        return self.weigh(q, k, mask)
-
-    def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """The same from the output of `project`; other kinds of attention override this: (B, H, Nq, N)."""
-        return attention_weights(q, k, mask)

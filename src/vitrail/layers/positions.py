@@ -108,10 +108,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos[: x.shape[2]], sin[: x.shape[2]]
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-
-
-def in_attention(kind: str, head_width: int, grid: Grid) -> RelativePositions | RotaryPositions | None:
-    """The kinds of positions inside the attention; None for any other kind."""
-    if kind == "relative":
-        return RelativePositions(head_width, grid)
-    return RotaryPositions(head_width) if kind == "rotary" else None

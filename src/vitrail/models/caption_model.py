@@ -1,4 +1,4 @@
-"""A captioner: a model of images reads, and a decoder of text writes what it sees.
+"""A captioner: an image model reads, and a decoder of text writes what it sees.
 
 The decoder is that of translation; its memory is the tokens of the image instead of those of a sentence.
 B batch, N tokens of an image, M target tokens, V vocabulary, D width of the encoder.
@@ -31,7 +31,7 @@ def check_parts_fit(encoder: object, decoder: object) -> None:
     """Raise an error if the decoder cannot read the tokens of the encoder."""
     check_reads_images(encoder)
     if not isinstance(encoder, ImageModel):
-        raise ConfigError(f"the encoder is a {type(encoder).__name__}; expected a model of images with `tokens`")
+        raise ConfigError(f"the encoder is a {type(encoder).__name__}; expected an image model with `tokens`")
     if not isinstance(decoder, TextModel) or decoder.memory_width is None:
         raise ConfigError(
             f"the decoder is a {type(decoder).__name__} that does not read another model; expected one without an "

@@ -219,7 +219,7 @@ def check_kept(kept: Tensor, images: int) -> None:
 
 
 def check_declarations(model: Any) -> None:
-    """Raise an error if a model of images lacks a declaration, or declares parts that it does not have."""
+    """Raise an error if an image model lacks a declaration, or declares parts that it does not have."""
     if not isinstance(model, ImageModel):
         return
     name = type(model).__name__
@@ -253,7 +253,8 @@ def check_reads_images(model: object) -> None:
     kind = model if isinstance(model, type) else type(unwrap_compiled(model))
     if issubclass(kind, Model) and kind.reads != "images":
         raise ConfigError(
-            f"{kind.__name__} reads {kind.reads}; expected a model that reads images (`vitrail translate` is for text)"
+            f"{kind.__name__} reads {kind.reads}; expected a model that reads images (for text: `vitrail translate`, "
+            "`explain --sentence`, `export --to ctranslate2`)"
         )
 
 

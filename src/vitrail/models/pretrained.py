@@ -128,7 +128,7 @@ def find_weights_by_file_name(path: Path) -> PretrainedWeights | None:
 def find_nearest_preset_with_weights(preset: str) -> str | None:
     """Of the same family if possible, with classes, and with the most similar number of parameters.
 
-    None for a preset that reads text: only models of images have public weights.
+    None for a preset that reads text: only image models have public weights.
     """
     known, table = list_presets(), read_pretrained_table()
     given, size = known[preset], known[preset]["image_size"]

@@ -4,7 +4,7 @@ B batch, E prefix tokens (class, registers), n = h·w patches, N = E + n tokens,
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.block import Activation
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
-from vitrail.layers.positions import Grid, in_attention, join_axes, resample, sinusoid_1d, sinusoid_2d
+from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.models.checkpoint_side import CheckpointSide
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
@@ -25,6 +25,9 @@ from vitrail.models.parts.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRIT
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.hf_names import HF_DINO, HF_REGISTER, HF_VIT
 from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.vit_positions import FIXED_TABLES, in_attention
+
+Positions = Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "sincos_simple", "relative", "rotary"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class ViTConfig:
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
     class_token: bool = True
     registers: int = field(default=0, metadata=MAY_BE_ZERO)  # extra tokens without a patch (Darcet 2023)
-    positions: Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "relative", "rotary"] = "learned"
+    positions: Positions = "learned"  # sincos_simple is SimpleViT's
     positions_at: Literal["stem", "layers", "shared"] = "stem"  # layers: each its own table; shared: one for all
     prefix_positions: bool = True  # whether a learned 1-D or sinusoidal table has rows for the prefix tokens too
     pool: Literal["class", "mean", "mean_norm", "map"] = "class"  # mean_norm: the final norm after the mean
@@ -59,7 +62,8 @@ class ViTConfig:
             raise ConfigError("pool 'class' without a class token; expected class_token=True or another pool")
         if self.positions_at != "stem" and self.positions in ("none", "relative", "rotary"):
             raise ConfigError(f"positions {self.positions!r} are not added anywhere; expected positions_at='stem'")
-        parts = {"learned_2d": 2, "sincos": 2, "sincos_2d": 4, "rotary": 4 * self.heads}.get(self.positions, 1)
+        parts = {"learned_2d": 2, "sincos": 2, "rotary": 4 * self.heads}.get(self.positions, 1)
+        parts = 4 if self.positions in ("sincos_2d", "sincos_simple") else parts
         if self.width % parts:
             raise ConfigError(f"width {self.width}; expected a multiple of {parts} for positions {self.positions!r}")
 
@@ -98,7 +102,7 @@ class ViT(ImageModel):
         if config.positions == "learned_2d":
             self.pos_rows = nn.Parameter(torch.empty(tables, self.grid[0], width // 2))
             self.pos_columns = nn.Parameter(torch.empty(tables, self.grid[1], width // 2))
-        elif config.positions in ("learned", "sincos", "sincos_2d"):  # fixed ones too: public weights contain them
+        elif config.positions in ("learned", *FIXED_TABLES):  # fixed ones too: public weights contain them
             rows = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
             self.pos_embed = nn.Parameter(torch.empty(tables, rows, width), requires_grad=config.positions == "learned")
         self.pos_drop = nn.Dropout(config.dropout)
@@ -134,16 +138,11 @@ class ViT(ImageModel):
             if table is not None:
                 nn.init.normal_(table, std=0.02)
         if self.pos_embed is not None and self.config.positions != "learned":
-            table = (sinusoid_1d if self.config.positions == "sincos" else sinusoid_2d)(self.grid, self.config.width)
+            table = FIXED_TABLES[self.config.positions](self.grid, self.config.width)
             self.pos_embed.copy_(F.pad(table, (0, 0, self.pos_embed.shape[1] - table.shape[0], 0)))
         if self.pre_logits is not None:
             lecun_normal_(self.pre_logits.weight)
         zero_head(self.head)
-
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Cut the images into patches and map each to a token: (B, C, H, W) → (B, n, D), and their grid."""
-        grid = self.check_images(images)
-        return self.patch_embed(images), grid
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         """Add the prefix tokens and, at the stem, the positions: (B, n, D) → (B, N, D)."""
@@ -199,6 +198,8 @@ SIZES = {
 RESOLUTIONS = {8: (224, 384), 14: (224, 336, 518), 16: (224, 384, 512), 32: (224, 384, 512)}
 PLAIN = [(size, patch, pixels) for size in SIZES for patch in RESOLUTIONS for pixels in RESOLUTIONS[patch]]
 MEAN = [(size, patch) for size in ("small", "base") for patch in (16, 32)]  # Google's -gap models
+SIMPLE_SIZES = [("tiny", 16), ("small", 16), ("small", 32), ("base", 16), ("large", 16)]  # SimpleViT (Beyer 2022)
+SIMPLE: dict[str, Any] = {"positions": "sincos_simple", "pool": "mean", "class_token": False, "head": "mlp"}
 DINO = ViTConfig(patch_size=14, image_size=518, layer_scale=1e-5, classes=0)
 DINOV2 = {
     "small": replace(DINO, width=384, heads=6),
@@ -211,6 +212,10 @@ PRESETS = {
     **{f"vit_{s}_patch{p}_mean_224": replace(SIZES[s], patch_size=p, pool="mean", class_token=False) for s, p in MEAN},
     "vit_base_patch16_gap_224": replace(SIZES["base"], heads=16, pool="mean", class_token=False),  # 16 heads in timm
     "vit_huge_patch14_gap_224": replace(SIZES["huge"], patch_size=14, pool="mean", class_token=False),
+    **{
+        f"simple_vit_{s}_patch{p}_224": replace(SIZES[s], patch_size=p, activation="gelu_tanh", **SIMPLE)
+        for s, p in SIMPLE_SIZES
+    },
     **{f"vit_{s}_patch14_dinov2": DINOV2[s] for s in DINOV2},
     **{f"vit_{s}_patch14_reg4_dinov2": replace(DINOV2[s], registers=4, prefix_positions=False) for s in DINOV2},
 }
@@ -218,6 +223,7 @@ LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "
 ALIASES = {
     **{f"ViT-{LETTERS[s]}/{p}{'' if px == 224 else f'@{px}'}": f"vit_{s}_patch{p}_{px}" for s, p, px in PLAIN},
     **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_mean_224" for s, p in MEAN},
+    **{f"SimpleViT-{LETTERS[s]}/{p}": f"simple_vit_{s}_patch{p}_224" for s, p in SIMPLE_SIZES},
 }
 SOURCES = (TIMM, FACEBOOK, DINO_SWIGLU, *WRITTEN_AS_VIT, HF_VIT, HF_REGISTER, *HF_DINO)
 CHECKPOINT = CheckpointSide(infer_config=infer_vit_config, sources=SOURCES, heads_by_width=True)

@@ -6,7 +6,7 @@ Every command that takes images lists them here. The list is lazy, since a folde
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from heapq import nsmallest
 from typing import BinaryIO
@@ -234,6 +234,42 @@ def unreadable_images_error(
     counts += [f"{len(problems)} of the arguments"] * bool(problems)
     others = "" if where is None or failed == total else f"; the results of the others are in {where}"
     return DataError(f"{' and '.join(counts)} could not be read{others}") if counts else None
+
+
+@dataclass(frozen=True)
+class ArgumentImages:
+    """The images that arguments name. One that cannot be read is skipped; if it is the only one, it is an error."""
+
+    images: list[ImageItem]
+    problems: list[str]  # with other arguments
+    on_error: Callable[[DataError], object]
+    failed: list[DataError] = field(default_factory=list[DataError])
+
+    @property
+    def bar_length(self) -> int:
+        """Of a progress bar; a single image has none."""
+        return len(self.images) if len(self.images) > 1 else 0
+
+    def skip(self, error: DataError) -> None:
+        if len(self.images) == 1 and not self.problems:
+            raise error
+        self.failed.append(error)
+        self.on_error(error)
+
+    def make_error(self, where: object | None) -> DataError | None:
+        """What to raise in the end, if something could not be read; `where` has the results of the others."""
+        return unreadable_images_error(len(self.failed), len(self.images), self.problems, where)
+
+
+def open_arguments(
+    arguments: Sequence[str], stdin: BinaryIO | None, on_error: Callable[[DataError], object]
+) -> ArgumentImages:
+    """List the images of files, folders and patterns, and `-` for `stdin`; problems are passed to `on_error`."""
+    images, problems = collect_images(arguments, stdin)
+    for problem in problems:
+        on_error(DataError(problem))
+    named = [replace(each, name="stdin") if each.name == STDIN else each for each in images]
+    return ArgumentImages(named, problems, on_error)
 
 
 def parse_image_argument(argument: str) -> FolderSearch | str:

@@ -12,7 +12,7 @@ class CaptionSettings(CheckedSettings):
     """Captions: describe an image, word by word."""
 
     freeze_encoder: bool = field_with_help(
-        False, "Train only the decoder; the model of images, whose tokens it reads, keeps its weights."
+        False, "Train only the decoder; the image model, whose tokens it reads, keeps its weights."
     )
     cache_features: bool = field_with_help(
         True,

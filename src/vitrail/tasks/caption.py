@@ -1,6 +1,6 @@
 """Captions: a decoder reads the tokens of an image and predicts each word from them and the words before it.
 
-Works with every model of images. Batches have `images`, or the `tokens` of a frozen encoder, `target_in` and
+Works with every image model. Batches have `images`, or the `tokens` of a frozen encoder, `target_in` and
 `target_out` (B, M), and a `share`.
 """
 
@@ -59,9 +59,9 @@ UNSUITED_SETTINGS = ("mixup", "cutmix", "erase")  # of the augmentation: they hi
 
 
 class CaptionTask(Task):
-    """Train a decoder to describe images, together with the model of images whose tokens it reads, or alone.
+    """Train a decoder to describe images, together with the image model whose tokens it reads, or alone.
 
-    `backbone` is the model of images, so that layer decay and frozen blocks apply to it.
+    `backbone` is the image model, so that layer decay and frozen blocks apply to it.
     """
 
     unit = "tokens"  # of the captions

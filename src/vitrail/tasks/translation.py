@@ -52,7 +52,7 @@ from vitrail.text_loading import LoadedTextModel, check_reads_text, open_text_mo
 
 
 class TranslationTask(Task):
-    """Train a model of text on sentence pairs. The label smoothing is that of the recipe, as torch defines it."""
+    """Train a text model on sentence pairs. The label smoothing is that of the recipe, as torch defines it."""
 
     unit = "tokens"  # of the target
     example = "sentence"

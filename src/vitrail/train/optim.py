@@ -29,7 +29,7 @@ class NamedWeight:
     name: str
     tensor: nn.Parameter
     level: int
-    in_decoder: bool = False  # in a layer of a model of text next to the backbone
+    in_decoder: bool = False  # in a layer of a text model next to the backbone
 
     @property
     def decays(self) -> bool:

@@ -39,7 +39,7 @@ from vitrail.tasks.task import BuildContext, check_task
 from vitrail.train.fit import fit
 
 CLOCK = Clock(step=0, steps=10, steps_per_epoch=5)
-MASKED_FAMILIES = ("vit", "deit", "cait")  # whose patches can be dropped
+MASKED_FAMILIES = ("vit", "deit", "cait", "parallel_vit", "deepvit")  # whose patches can be dropped
 TEXT_FAMILIES = ("transformer", "seq2seq")
 SETTINGS = MaeSettings(mask_ratio=0.75, decoder_width=16, decoder_depth=2, decoder_heads=4)
 FIELDS = {"image_size": 16, "patch_size": 4, "width": 24, "depth": 2, "heads": 3, "positions": "sincos_2d"}
@@ -217,6 +217,8 @@ def test_decoder_width_fits_its_heads() -> None:
         ("vit_tiny_patch16_224", {"positions": "none"}),
         ("deit_tiny_distilled_patch16_224", {}),
         ("cait_xxs24_224", {}),
+        ("vit_small_patch16_18x2_224", {}),
+        ("deepvit_patch16_224_re_attn_16b", {}),
     ],
 )
 def test_other_models_are_trained(preset: str, fields: Any) -> None:

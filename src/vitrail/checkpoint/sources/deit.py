@@ -1,4 +1,4 @@
-"""facebook's DeiT, DeiT-III and CaiT: {"model": …} with timm's names, but gamma_1 and gamma_2 for LayerScale."""
+"""facebook's DeiT, DeiT-III, CaiT and Parallel ViT: {"model": …} with timm's names, but gamma_1 for LayerScale."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,8 @@ from vitrail.data.preprocessing import Preprocessing
 
 NAME = "deit"
 # `details` of a source: `prefix` before all names; `cropped`, whether images are cropped, which by default they are;
-# `named_as_in_timm`, whether only the wrapper distinguishes a file from timm's
+# `named_as_in_timm`, whether only the wrapper distinguishes a file from timm's; `own_names`, whether no other layout
+# has its names; `fields`, the config fields of all its models
 
 
 def matches(contents: RawContents) -> bool:
@@ -29,6 +30,8 @@ def matches(contents: RawContents) -> bool:
         return False
     if found[1].details.get("named_as_in_timm"):
         return wrapped
+    if found[1].details.get("own_names"):
+        return True
     others = {"fc_norm.weight", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
     own = bool({"head.weight", "dist_token"} & names.keys()) and not others & names.keys()
     return (wrapped and own) or "blocks.0.gamma_1" in names
@@ -47,7 +50,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         family=family,
         source=source,
         tensors=tensors,
-        known={**heads, **known},
+        known={**source.details.get("fields", {}), **heads, **known},
         policy="deit",
         preprocessing=lambda config: make_preprocessing(config, cropped=cropped),
         fixed_fields=layout.OWNER_FIXED_FIELDS,

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.checkpoint import layout
+from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import choose_source, get_source
 from vitrail.checkpoint.files.raw_contents import RawContents
@@ -19,8 +21,9 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
 from vitrail.files import write_atomically
 from vitrail.models.parts.flax_names import BIG_VISION_POSITIONS, NEW_PART_NAMES, OLD_PART_NAMES, POSITIONS
+from vitrail.models.parts.vit_positions import FIXED_TABLES
 
-NAME = "google"
+NAME, FIXED_POSITIONS = "google", "sincos_simple"
 # `details` of a source: `fields`, the config fields of all its models
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 
@@ -64,17 +67,23 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
     query = tensors.get(f"Transformer/encoderblock_0/{variant.part_names[1]}/query/kernel")
     if query is None or query.ndim != 3:
         raise CheckpointError(f"{contents.path} has no query kernel of 3 dimensions; expected a ViT of Google")
+    fixed_fields = dict[str, Any]()
     if positions not in tensors:
-        raise CheckpointError(
-            f"{contents.path} has no {positions}; expected learned positions, not the fixed ones of big_vision"
-        )
+        if old:
+            raise CheckpointError(f"{contents.path} has no {positions}; only big_vision has models without it")
+        tensors[positions], size = make_fixed_positions(tensors["embedding/kernel"], known)
+        fixed_fields = {"positions": FIXED_POSITIONS, "trained_size": size}
     family, source = get_source(NAME, tensors, contents.path)
     model = layout.UntranslatedModel(
         layout=NAME,
         family=family,
         source=source,
         tensors=tensors,
-        known={**source.details["fields"], **layout.merge_agreeing_fields({"heads": query.shape[1]}, known)},
+        known={
+            **source.details["fields"],
+            **fixed_fields,
+            **layout.merge_agreeing_fields({"heads": query.shape[1]}, known),
+        },
         policy="google",
         preprocessing=make_preprocessing,
         ignore="t|b|step|extra/.*",
@@ -84,6 +93,31 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
     translated = layout.translate_checkpoint(contents, model)
     others = tuple(name for name in contents.tensors if not name.startswith(prefix))
     return replace(translated, ignored=(*translated.ignored, *others))
+
+
+def make_fixed_positions(kernel: Tensor, known: Mapping[str, Any]) -> tuple[Tensor, tuple[int, int]]:
+    """SimpleViT's table, (1, h·w, D), which big_vision computes, and its image size: the user's, or 224 pixels."""
+    if kernel.ndim != 4 or 0 in kernel.shape:
+        raise CheckpointError(f"embedding/kernel has shape {tuple(kernel.shape)}; expected 4 dimensions")
+    p, q, _, width = kernel.shape
+    h, w = parse_image_size(known.get("trained_size")) or parse_image_size(known.get("requested_size")) or (224, 224)
+    grid = (max(h // p, 1), max(w // q, 1))
+    return FIXED_TABLES[FIXED_POSITIONS](grid, width)[None], (grid[0] * p, grid[1] * q)
+
+
+def remove_fixed_positions(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors without SimpleViT's table, which readers compute; an error if it was resampled from another size."""
+    (h, w), (p, q) = config["image_size"], config["patch_size"]
+    grid = (h // p, w // q)
+    table = FIXED_TABLES[FIXED_POSITIONS](grid, config["width"])
+    stored = tensors["pos_embed"][0].float()
+    expected = F.pad(table, (0, 0, len(stored) - len(table), 0))  # zeros for a class token
+    if not torch.allclose(stored, expected, atol=2e-3):  # it may be stored in half precision
+        raise CheckpointError(
+            f"its positions were resampled to {grid[0]}×{grid[1]} patches, which {NAME} computes for each size; "
+            "expected a model at the size that it was built for"
+        )
+    return {name: tensor for name, tensor in tensors.items() if name != "pos_embed"}
 
 
 def unstack_layers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -126,6 +160,8 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         layout.check_representable(NAME, config, {"class_token": (False,)})
     if path.suffix != ".npz":
         raise CheckpointError(f"{path} has the suffix {path.suffix!r}; expected a file .npz")
+    if config.get("positions") == FIXED_POSITIONS:
+        tensors = remove_fixed_positions(tensors, config)
     variant = choose_variant_for_writing(description)
     renamed = convert_to_their_tensors(tensors, source.table, config["heads"])
     renamed = {variant.rename(name): tensor for name, tensor in renamed.items()}
@@ -144,12 +180,12 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
 def choose_variant_for_writing(description: Description) -> GoogleVariant:
     """The variant that the model was read from, if it still fits; else a default one.
 
-    Only big_vision has class tokens without a position, and the pool "map".
+    Only big_vision has class tokens without a position, the pool "map", and positions that it computes.
     """
     config = description.config
     default = GoogleVariant("", OLD_PART_NAMES, False, POSITIONS)
     unpositioned = config.get("class_token", True) and not config.get("prefix_positions", True)
-    if unpositioned or config.get("pool") == "map":
+    if unpositioned or config.get("pool") == "map" or config.get("positions") == FIXED_POSITIONS:
         default = GoogleVariant("params/", NEW_PART_NAMES, False, BIG_VISION_POSITIONS)
     source = description.provenance.get("source")
     if not isinstance(source, Mapping) or source.get("layout") != "google" or source.get("prefix") not in PREFIXES:

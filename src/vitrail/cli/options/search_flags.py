@@ -20,23 +20,23 @@ class SearchFlags:
     Parameters
     ----------
     beam
-        Beginnings of a text that are kept at each step; 1 is greedy search.
+        Hypotheses kept at each step of beam search; 1 is greedy search.
     n_best
-        Texts per input, with their scores.
+        Number of results per input, with their scores.
     penalty
         Length penalty: gnmt is ((5 + length)/6)^alpha, length is length^alpha.
     alpha
         Exponent of the length penalty; 0 disables it.
     length
-        Tokens of a text, at most. [default: 50 more than its sentence has, 60 for captions]
+        Maximum number of tokens to generate. [default: 50 more than the sentence has, 60 for captions]
     temperature
-        Draw tokens at random with this temperature instead of searching; so do --top-k and --top-p. [default: search]
+        Sample tokens at this temperature instead of searching; --top-k and --top-p also sample. [default: search]
     top_k
-        Draw from the most probable tokens, as many as this. [default: all]
+        Sample from this many of the most probable tokens. [default: all]
     top_p
-        Draw from the most probable tokens that together have this probability.
+        Sample from the most probable tokens that together have this probability.
     seed
-        Seed of the draws.
+        Seed for sampling.
     """
 
     beam: Annotated[int, Parameter(group=SEARCH)] = 4

@@ -55,7 +55,7 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = {  # what a plain ViT of another libr
     "distilled": (False,),
     "pool": ("class",),
     "head": ("linear",),
-    "positions": ("learned", "sincos", "sincos_2d"),
+    "positions": ("learned", "sincos", "sincos_2d", "sincos_simple"),
     "positions_at": ("stem",),
     "layer_scale": (None,),
     "mlp_width": (None,),
@@ -138,7 +138,7 @@ TIMM = side.SourceNames(
     table=TIMM_TABLE,
     markers=(PATCH_KERNEL,),
     supported={
-        "positions": ("learned", "sincos", "sincos_2d", "none"),
+        "positions": ("learned", "sincos", "sincos_2d", "sincos_simple", "none"),
         "positions_at": ("stem",),
         "head": ("linear",),
     },

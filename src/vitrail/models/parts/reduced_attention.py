@@ -4,12 +4,11 @@ B batch, n = h·w tokens, R ratio, k = n/R² keys, D width, H heads, K width of 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.attention import attention, attention_weights, merge_heads, split_heads
+from vitrail.layers.attention import AttentionLayer, split_heads
 from vitrail.layers.positions import Grid
 from vitrail.models.parts.stages import flatten_map, unflatten_map
 
@@ -24,10 +23,8 @@ class ReducedGrid:
     keys: Grid
 
 
-class ReducedAttention(nn.Module):
+class ReducedAttention(AttentionLayer):
     """Attention of all tokens to keys of a strided convolution, or with a ratio of 1 to each other: (B, n, D)."""
-
-    no_shares_reason: ClassVar[str] = ""  # the weights of a query sum to 1
 
     def __init__(self, width: int, heads: int, ratio: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -54,19 +51,10 @@ class ReducedAttention(nn.Module):
         self.reduce_grid(grid)
         return self.norm(flatten_map(self.sr(unflatten_map(x, grid))))
 
-    def project(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-        k, v = self.kv(self.reduce(x, grid)).chunk(2, dim=-1)
-        return split_heads(self.q(x), self.heads), split_heads(k, self.heads), split_heads(v, self.heads)
-
-    def forward(
+    def project(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         assert grid is not None
-        assert mask is None, "a mask would have other keys"
         assert queries is None, "there are no prefix tokens to compute alone"
-        q, k, v = self.project(x, grid)
-        return self.proj(merge_heads(attention(q, k, v, None, self.dropout if self.training else 0.0)))
-
-    def weights(self, x: Tensor, grid: Grid) -> Tensor:
-        """The attention probabilities of `forward`: (B, H, n, k)."""
-        return attention_weights(*self.project(x, grid)[:2])
+        k, v = self.kv(self.reduce(x, grid)).chunk(2, dim=-1)
+        return split_heads(self.q(x), self.heads), split_heads(k, self.heads), split_heads(v, self.heads), mask

@@ -1,0 +1,312 @@
+"""Parallel ViT (Touvron 2022, arXiv 2203.09795): a wider and less deep ViT, whose blocks run in pairs side by side.
+
+x += Σ attention branches, then x += Σ MLP branches; each branch has its own norm and LayerScale.
+B batch, n = h·w patches, N = 1 + n tokens, D width, R branches, H heads of a branch, K width of a head.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.layers.attention import AttentionLayer, SelfAttention
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.mlp import Mlp
+from vitrail.layers.positions import Grid, resample
+from vitrail.layers.residual import LayerScale, StochasticDepth
+from vitrail.models import checkpoint_side as side
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.family import Family
+from vitrail.models.init import init_layers
+from vitrail.models.name_entries import make_entry, make_same_name_entries
+from vitrail.models.parts import encoder_names
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
+
+Rates = tuple[float, float]  # dropout, stochastic depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelViTConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    patch_size: Size = 16
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
+    width: int = 768  # channels of a token
+    depth: int = 18  # blocks
+    branches: int = 2  # of attention, and of MLPs, in each block
+    heads: int = 12  # attention heads of a branch, each width / heads wide
+    mlp_width: int | None = None  # of a branch; default: 4·width
+    layer_scale: float | None = 1e-5  # the factor that a branch starts with, 1e-4 for the authors; none: no factor
+    prefix_positions: bool = True  # whether the class token has a position; for the authors it has none
+    norm_eps: float = 1e-6
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # of every branch
+    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
+
+    def __post_init__(self) -> None:
+        check_patch_config(self)
+
+
+class ParallelViT(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
+
+    config: ParallelViTConfig
+    prefix_tokens = classifier_tokens = ("class",)
+    first_filters = "patch_embed.proj.weight"
+
+    def __init__(self, config: ParallelViTConfig) -> None:
+        super().__init__(config)
+        width, patch = config.width, pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.heads = (("class", "head"),) if config.classes else ()
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid) + config.prefix_positions, width))
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            ParallelBlock(
+                width,
+                config.heads,
+                config.mlp_width or 4 * width,
+                config.branches,
+                norm_eps=config.norm_eps,
+                layer_scale=config.layer_scale,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                stochastic_depth=config.stochastic_depth,
+            )
+            for _ in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.head = make_head(width, config.classes)
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """Linear maps, class token and positions as in the authors' code, the rest as in a ViT; the head is zero."""
+        init_layers(self)
+        for layer in [module for module in self.modules() if isinstance(module, nn.Linear)]:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        for table in (self.cls_token, self.pos_embed):
+            nn.init.trunc_normal_(table, std=0.02)
+        zero_head(self.head)
+
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
+
+    def tables(self, grid: Grid) -> Tensor:
+        table = resample(self.pos_embed, self.grid, grid)
+        return F.pad(table, (0, 0, 1 - int(self.config.prefix_positions), 0))  # zeros for the class token
+
+
+class ParallelBlock(nn.Module):
+    """x += Σ attention(LN(x)); x += Σ MLP(LN(x)): (B, N, D) → (B, N, D), or only the first `queries` tokens of it."""
+
+    recompute = False  # set on a block: trades time for memory, activations are computed again in the backward pass
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp_width: int,
+        branches: int,
+        *,
+        norm_eps: float,
+        layer_scale: float | None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+    ) -> None:
+        super().__init__()
+        rates = (dropout, stochastic_depth)
+        self.attns = ParallelAttention(
+            [AttentionBranch(width, heads, norm_eps, layer_scale, rates, attention_dropout) for _ in range(branches)]
+        )
+        self.ffns = nn.ModuleList(MlpBranch(width, mlp_width, norm_eps, layer_scale, rates) for _ in range(branches))
+
+    def forward(self, x: Tensor, grid: Grid | None = None, queries: int | None = None) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self.compute, x, grid, queries, use_reentrant=False)
+        return self.compute(x, grid, queries)
+
+    def compute(self, x: Tensor, grid: Grid | None, queries: int | None) -> Tensor:
+        x = x[:, :queries] + self.attns(x, grid, queries=queries)
+        return reduce(torch.add, [branch(x) for branch in self.ffns], x)
+
+
+class MlpBranch(nn.Module):
+    """γ·MLP(LN(x)): (B, N, D) → (B, N, D)."""
+
+    def __init__(self, width: int, mlp_width: int, norm_eps: float, layer_scale: float | None, rates: Rates) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, norm_eps)
+        self.mlp = Mlp(width, mlp_width, dropout=rates[0])
+        self.ls = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
+        self.drop_path = StochasticDepth(rates[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop_path(self.ls(self.mlp(self.norm(x))))
+
+
+class AttentionBranch(nn.Module):
+    """γ·attention(LN(x)), in two steps: q, k and v from the tokens, and what the outputs of its heads add to them."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        norm_eps: float,
+        layer_scale: float | None,
+        rates: Rates,
+        attention_dropout: float,
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, norm_eps)
+        self.attn = BranchAttention(width, heads, dropout=attention_dropout)
+        self.drop = nn.Dropout(rates[0])
+        self.ls = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
+        self.drop_path = StochasticDepth(rates[1])
+
+    def project(self, x: Tensor, queries: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        return self.attn.project(self.norm(x), queries=queries)[:3]
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return self.drop_path(self.ls(self.drop(self.attn.proj(outputs))))
+
+
+class BranchAttention(SelfAttention):
+    """A part of `ParallelAttention`, which computes the heads of all branches together."""
+
+
+class ParallelAttention(AttentionLayer):
+    """The sum of several attention branches, computed as one attention with the heads of all: (B, N, D) → (B, N, D).
+
+    So it is one layer to look at: rollout averages over the heads of all branches, and does not multiply branches.
+    """
+
+    def __init__(self, branches: list[AttentionBranch]) -> None:
+        super().__init__()
+        self.heads, self.dropout = sum(branch.attn.heads for branch in branches), branches[0].attn.dropout
+        for number, branch in enumerate(branches):
+            self.add_module(str(number), branch)
+        self.proj = nn.Identity()  # each branch has its own
+
+    @property
+    def branches(self) -> list[AttentionBranch]:
+        return [part for part in self.children() if isinstance(part, AttentionBranch)]
+
+    def project(
+        self,
+        x: Tensor,
+        grid: Grid | None = None,  # noqa: ARG002  # there are no positions in the attention
+        mask: Tensor | None = None,
+        queries: int | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        parts = zip(*(branch.project(x, queries) for branch in self.branches), strict=True)
+        q, k, v = (torch.cat(part, dim=1) for part in parts)  # (B, R·H, N, K)
+        return q, k, v, mask
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        outputs = super().forward(x, grid, mask, queries).chunk(len(self.branches), dim=-1)  # R of (B, N, D)
+        return reduce(torch.add, [branch(part) for branch, part in zip(self.branches, outputs, strict=True)])
+
+
+SIZES = {"small": ParallelViTConfig(width=384, heads=6), "base": ParallelViTConfig()}
+PRESETS = {
+    **{f"vit_{size}_patch16_18x2_224": SIZES[size] for size in SIZES},  # timm
+    **{
+        f"deit_{size}_patch16_18x2{suffix}": replace(SIZES[size], layer_scale=scale, prefix_positions=False)
+        for size in SIZES
+        for suffix, scale in {"": None, "_LS": 1e-4}.items()
+    },  # the authors
+}
+ALIASES = {"ViT-S18x2": "vit_small_patch16_18x2_224", "ViT-B18x2": "vit_base_patch16_18x2_224"}
+
+
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
+    width, channels, *patch = get_tensor_shape(shapes, encoder_names.PATCH_KERNEL, 4)
+    hidden = get_tensor_shape(shapes, "blocks.0.ffns.0.mlp.fc1.weight", 2)[0]
+    scaled = "blocks.0.attns.0.ls.gamma" in shapes
+    fields = {
+        "patch_size": (patch[0], patch[1]),
+        "channels": channels,
+        "classes": count_classes(shapes, "head.weight"),
+        "width": width,
+        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
+        "branches": count_distinct_numbers_in_names(shapes, r"blocks\.0\.attns\.(\d+)\."),
+        "mlp_width": None if hidden == 4 * width else hidden,
+        "layer_scale": encoder_names.DEFAULT_LAYER_SCALE if scaled else None,
+    }
+    return side.InferredConfig(fields=fields, stride=(patch[0], patch[1]), prefix=1)
+
+
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
+    arguments = encoder_names.make_timm_arguments(config) | {"no_embed_class": not config["prefix_positions"]}
+    return encoder_names.make_timm_card(config, "vit_small_patch16_18x2_224", arguments)
+
+
+OUTSIDE = make_same_name_entries("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*")
+ATTENTION_PARTS = ("norm.*", "attn.qkv.*", "attn.proj.*", "ls.gamma")
+MLP_PARTS = ("norm.*", "mlp.fc1.*", "mlp.fc2.*", "ls.gamma")
+TIMM = replace(
+    encoder_names.TIMM,
+    table=(
+        *OUTSIDE,
+        *make_same_name_entries(*(f"blocks.#.attns.#.{part}" for part in ATTENTION_PARTS)),
+        *make_same_name_entries(*(f"blocks.#.ffns.#.{part}" for part in MLP_PARTS)),
+    ),
+    markers=(encoder_names.PATCH_KERNEL, "blocks.0.attns.0.norm.weight"),
+    supported={"branches": (2,)},
+    card=make_timm_card,
+    details={**encoder_names.TIMM_DETAILS, "only_in_timm": True},
+)
+AUTHORS_NAMES = {  # of the first branch, which ends with nothing, and the second
+    "norm1{}.*": "attns.{}.norm.*",
+    "attn{}.qkv.*": "attns.{}.attn.qkv.*",
+    "attn{}.proj.*": "attns.{}.attn.proj.*",
+    "norm2{}.*": "ffns.{}.norm.*",
+    "mlp{}.fc1.*": "ffns.{}.mlp.fc1.*",
+    "mlp{}.fc2.*": "ffns.{}.mlp.fc2.*",
+}
+AUTHORS = side.SourceNames(
+    layout="deit",
+    table=(
+        *OUTSIDE,
+        *(
+            make_entry(f"blocks.#.{theirs.format('1' * number)}", f"blocks.#.{ours.format(number)}")
+            for theirs, ours in AUTHORS_NAMES.items()
+            for number in (0, 1)
+        ),
+        *(
+            make_entry(f"blocks.#.gamma_{kind}{'_1' * number}", f"blocks.#.{ours}.{number}.ls.gamma")
+            for kind, ours in ((1, "attns"), (2, "ffns"))
+            for number in (0, 1)
+        ),
+    ),
+    markers=(encoder_names.PATCH_KERNEL, "blocks.0.norm11.weight"),
+    supported={"branches": (2,), "prefix_positions": (False,)},
+    assumed=encoder_names.TIMM_ASSUMED,
+    heads={384: 6, 768: 12},
+    details={"fields": {"prefix_positions": False}, "own_names": True},
+)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(TIMM, AUTHORS))
+FAMILY = Family(
+    name="parallel_vit",
+    config=ParallelViTConfig,
+    build=ParallelViT,
+    presets=PRESETS,
+    aliases=ALIASES,
+    checkpoint=CHECKPOINT,
+)
