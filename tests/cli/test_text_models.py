@@ -47,8 +47,8 @@ PRESETS = {"toy_text": ToyTextConfig()}
 FAMILY = Family(name="toytext", config=ToyTextConfig, build=ToyText, presets=PRESETS)
 '''
 REFUSED = (
-    "ToyText reads text; expected a model that reads images (for text: `vitrail translate`, `explain --sentence`, "
-    "`export --to ctranslate2`)"
+    "ToyText reads text; expected a model that reads images (for text: `vitrail translate`, `vitrail explain` "
+    "with a sentence, `vitrail export` to ctranslate2)"
 )
 
 

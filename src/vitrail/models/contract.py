@@ -268,7 +268,7 @@ def check_reads_images(model: object) -> None:
     if issubclass(kind, Model) and kind.reads != "images":
         raise ConfigError(
             f"{kind.__name__} reads {kind.reads}; expected a model that reads images (for text: `vitrail translate`, "
-            "`explain --sentence`, `export --to ctranslate2`)"
+            "`vitrail explain` with a sentence, `vitrail export` to ctranslate2)"
         )
 
 
