@@ -166,6 +166,12 @@ def test_export_with_any_batch(pooled: bool, tmp_path: Path) -> None:
     assert check.difference <= 1e-4
 
 
+def test_export_for_all_sizes_is_refused(tmp_path: Path) -> None:
+    how = vitrail.Preprocessing(image_size=64)
+    with pytest.raises(ConfigError, match=r"PVTv2 cannot be exported for all sizes: its grids are rounded up"):
+        vitrail.export_model(toy(), tmp_path / "shipped", preprocessing=how, dynamic=True)
+
+
 FASHION = "image_size=28 stages=[2,2] widths=[48,96] heads=[1,2] reductions=[2,1] mlp_ratios=[4,4]"
 
 

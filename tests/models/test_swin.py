@@ -388,6 +388,12 @@ def test_export_with_any_batch(version: int, tmp_path: Path) -> None:
     assert check.difference <= 1e-4
 
 
+def test_export_for_all_sizes_is_refused(tmp_path: Path) -> None:
+    how = vitrail.Preprocessing(image_size=64)
+    with pytest.raises(ConfigError, match=r"Swin cannot be exported for all sizes: its windows are cut for one grid"):
+        vitrail.export_model(toy(dynamic=True), tmp_path / "shipped", preprocessing=how, dynamic=True)
+
+
 FASHION = "image_size=28 patch_size=4 stages=[2,2] widths=[48,96] heads=[3,6] windows=4"  # 7×7 tokens, padded to 8×8
 
 

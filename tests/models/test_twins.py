@@ -217,6 +217,12 @@ def test_presets_have_aliases() -> None:
         assert vitrail.create("Twins-SVT-B").config == PRESETS["twins_svt_base"]
 
 
+def test_export_for_all_sizes_is_refused(tmp_path: Path) -> None:
+    how = vitrail.Preprocessing(image_size=56)
+    with pytest.raises(ConfigError, match=r"Twins cannot be exported for all sizes: its windows are cut for one grid"):
+        vitrail.export_model(toy(), tmp_path / "shipped", preprocessing=how, dynamic=True)
+
+
 FASHION = "image_size=28 patch_size=2 stages=[2,2] widths=[24,48] heads=[2,4] windows=[7,7] reductions=[2,1]"
 
 

@@ -85,4 +85,9 @@ def find_size_multiple(model: nn.Module) -> int:
     declared = find_image_model(model)
     if declared is None or declared.sizes.multiple is None:
         raise ConfigError(f"{type(model).__name__} takes one size; expected a model with dynamic=True")
+    if declared.one_size_export_reason:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be exported for all sizes: {declared.one_size_export_reason}; expected "
+            "`dynamic` false, and a model of the size that is needed"
+        )
     return lcm(*declared.sizes.multiple)

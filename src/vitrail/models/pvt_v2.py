@@ -77,6 +77,7 @@ class PVTv2(ImageModel):
     config: PVTv2Config
     first_filters = "patch_embed.proj.weight"
     normed_maps = True
+    one_size_export_reason = "its grids are rounded up, which torch.export does not trace"
     no_masking_reason = "they overlap"
     no_dropping_reason = "its convolutions need a complete grid"
 

@@ -67,6 +67,7 @@ class Swin(ImageModel):
 
     config: SwinConfig
     first_filters = "patch_embed.proj.weight"
+    one_size_export_reason = "its windows are cut for one grid"
     no_masking_reason = "its levels have different grids"
     no_dropping_reason = "its windows need a complete grid"
 

@@ -71,6 +71,7 @@ class Twins(ImageModel):
 
     config: TwinsConfig
     first_filters = "patch_embeds.0.proj.weight"
+    one_size_export_reason = "its windows are cut for one grid"
     no_masking_reason = "its levels have different grids"
     no_dropping_reason = "its windows need a complete grid"
 
