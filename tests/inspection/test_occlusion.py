@@ -69,15 +69,16 @@ def test_most_and_least_attended_are_disjoint() -> None:
         assert (most ^ least).all()
 
 
+def test_grids_that_do_not_divide_the_image() -> None:
+    """As the keys of a model that reduces its grid: patches differ by a pixel."""
+    gone = np.array([[True, False, True]])
+    assert grey_out_patches(np.ones((1, 1, 7)), gone)[0, 0].tolist() == [0, 0, 0, 1, 1, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("shape", "attended", "share", "message"),
     [
-        (
-            (1, 4, 4),
-            ATTENDED,
-            0.5,
-            r"image of 1×4×4 does not divide into 2×3 patches; expected C×\(rows·P\)×\(columns·Q\)$",
-        ),
+        ((1, 4, 2), ATTENDED, 0.5, r"image of 1×4×2 does not divide into 2×3 patches; expected C×H×W pixels$"),
         ((4, 3), ATTENDED, 0.5, "image of 4×3 does not"),
         ((1, 4, 3), ATTENDED, 1.5, r"removed patches is 1\.5; expected 0 to 1$"),
         ((1, 4, 3), ATTENDED, float("nan"), "removed patches is nan"),

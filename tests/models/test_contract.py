@@ -48,6 +48,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pit, distilled": ("pit", {"stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "distilled": True}),
     "swin": ("swin", {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": 4}),
     "swin, version 2": ("swin", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": 4, "version": 2}),
+    "twins": (
+        "twins",
+        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (4, 4), "reductions": (2, 1)},
+    ),
+    "pvt_v2": (
+        "pvt_v2",
+        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "reductions": (2, 1), "mlp_ratios": (2.0, 3.0)},
+    ),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
@@ -113,7 +121,7 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
         each = model.head_logits(model.encode(images, queries))
         assert len(each) == len(model.heads)
         assert {logits.shape for logits in each} == {(1, 5)}
-    if not model.final_norm:
+    if not model.final_norm or model.normed_maps:
         last = model.feature_maps(images)[-1]
     else:
         norm: Any = model.get_submodule(model.final_norm)

@@ -19,6 +19,7 @@ from vitrail.figures import (
     new_figure,
     style_axes,
 )
+from vitrail.models.parts.reduced_attention import ReducedGrid
 from vitrail.models.parts.windows import Windows
 from vitrail.text import format_count
 
@@ -56,6 +57,16 @@ def window_attention_distance(maps: NDArray[Any], windows: Windows, patch: tuple
     distances = attention_distance(inside, windows.size, patch).reshape(-1, math.prod(windows.counts), maps.shape[1])
     rows = real.reshape(*distances.shape[:2], -1).sum(-1)  # each token counts once, in large windows and small ones
     return np.einsum("bwh,bw->bh", np.nan_to_num(distances), rows) / rows.sum(1, keepdims=True)
+
+
+def reduced_attention_distance(maps: NDArray[Any], grids: ReducedGrid, image: tuple[int, int]) -> NDArray[Any]:
+    """The same for fewer keys than queries, each at the centre of the tokens it is made of: (B, H, n, k) → (B, H)."""
+    centres = [
+        (np.indices(grid).reshape(2, -1).T + 0.5) * (np.asarray(image) / np.asarray(grid))
+        for grid in (grids.queries, grids.keys)
+    ]
+    distances = np.linalg.norm(centres[0][:, None] - centres[1], axis=-1)  # (n, k)
+    return np.einsum("bhqk,qk->bh", maps, distances.astype(maps.dtype)) / maps.shape[2]
 
 
 def count_prefix_tokens(maps: NDArray[Any], grid: tuple[int, int]) -> int:

@@ -19,11 +19,13 @@ from vitrail.layers.attention import Attention, AttentionLayer, attention_weight
 from vitrail.layers.positions import Grid
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.contract import ImageModel, find_image_model, unwrap_compiled
+from vitrail.models.parts.reduced_attention import ReducedAttention, ReducedGrid
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 AnyAttention = Attention | AttentionLayer
-# called with probabilities (B, H, Nq, N) and the grid of patches, or with those of windows, (B·W, H, m, m), and these
-MapReduction = Callable[[Tensor, Grid | Windows], Any]
+# called with probabilities (B, H, Nq, N) and the grid of patches; with those within windows, (B·W, H, m, m), and the
+# windows; or with those of fewer keys and both grids
+MapReduction = Callable[[Tensor, Grid | Windows | ReducedGrid], Any]
 
 
 class AttentionCapture:
@@ -44,6 +46,7 @@ class AttentionCapture:
         self.grid: Grid | None = None if self.declared is None else self.declared.grid  # of the last layer recorded
         self.grids = dict[int, Grid]()  # of all layers, also of those whose maps are not captured
         self.windows = dict[int, Windows]()  # of layers that attend within windows; their maps are (B·W, H, m, m)
+        self.reduced = dict[int, ReducedGrid]()  # of layers with fewer keys than queries; their maps are (B, H, n, k)
         self.token_count = 0
         self.late_tokens = 0  # tokens, the first ones, that join after some layers: CaiT's class token
         self.maps_by_layer = dict[int, Any]()  # attention probabilities, or what `keep` returned for them
@@ -128,7 +131,9 @@ class AttentionCapture:
         weights = self.pad_late_tokens(weights)
         if isinstance(module, WindowAttention):
             self.windows[layer] = module.cut(self.patch_grid)
-        place = self.windows.get(layer)
+        elif isinstance(module, ReducedAttention):
+            self.reduced[layer] = module.reduce_grid(self.patch_grid)
+        place = self.windows.get(layer) or self.reduced.get(layer)
         self.maps_by_layer[layer] = weights if self.keep is None else self.keep(weights, place or self.patch_grid)
 
     def record_head_outputs(self, layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> Tensor:

@@ -194,7 +194,8 @@ class Explainer:
             shares = self.token_shares(captured, options.token)
             windows = [captured.windows.get(layer) for layer in captured.layers]
             rows = compute_token_maps_by_layer(options, shares, attention, gradients, windows)
-        return logits, rows, captured.patch_grid
+        reduced = captured.reduced.get(captured.layers[-1]) if captured.layers else None
+        return logits, rows, captured.patch_grid if reduced is None else reduced.keys
 
     def run_with_capture(
         self, pixels: Tensor, options: ExplainOptions

@@ -10,6 +10,7 @@ from vitrail.inspection.capture import AnyAttention, has_token_states, list_bloc
 from vitrail.inspection.rollout import HEAD_FUSIONS, HeadFusion
 from vitrail.layers.attention import Attention
 from vitrail.models.contract import ImageModel
+from vitrail.models.parts.reduced_attention import ReducedAttention
 from vitrail.models.parts.windows import WindowAttention
 
 ExplainMethod = Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms"]
@@ -118,11 +119,16 @@ def resolve_options(
 def check_one_grid(options: ExplainOptions, model: ImageModel, layers: Sequence[AnyAttention]) -> None:
     """Refuse what follows tokens through several layers, or shows several, if the layers do not share a grid."""
     why = why_several_grids(model)
-    if "rollout" in options.method and (why or any(isinstance(each, WindowAttention) for each in layers)):
-        why = why or "its tokens attend within windows, so layers have no matrix of all tokens"
+    if "rollout" in options.method and (why or lacks_square_maps(layers)):
+        why = why or "its tokens attend within windows or to fewer keys, so layers have no matrix of all tokens"
         raise ConfigError(f"method {options.method!r} is undefined for this model: {why}; use 'attention' or 'heads'")
     if options.layer == "all" and why:
         raise ConfigError(f"layer 'all' is undefined for this model: {why}; use the number of a layer")
+
+
+def lacks_square_maps(layers: Sequence[AnyAttention]) -> bool:
+    """Whether some layers have no map from all tokens to all tokens."""
+    return any(isinstance(each, WindowAttention | ReducedAttention) for each in layers)
 
 
 def find_layer_grid(model: ImageModel, layer: int) -> tuple[int, int]:
@@ -171,7 +177,7 @@ def default_method(
         return "norms"
     if mass is not None:
         return "heads"
-    if why_several_grids(model) or any(isinstance(each, WindowAttention) for each in layers):
+    if why_several_grids(model) or lacks_square_maps(layers):
         return "attention"
     without_gradients = any(each.is_inference() for each in model.parameters())
     if model.config.classes and head == "mean" and not discard and not without_gradients:

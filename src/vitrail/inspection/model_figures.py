@@ -20,6 +20,7 @@ from vitrail.figures import CaptionedFigure
 from vitrail.inspection.attention_distance import (
     attention_distance,
     plot_attention_distance,
+    reduced_attention_distance,
     uniform_attention_distance,
     window_attention_distance,
 )
@@ -40,6 +41,7 @@ from vitrail.inspection.token_statistics import (
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.checks import check_count
 from vitrail.models.contract import ImageModel
+from vitrail.models.parts.reduced_attention import ReducedGrid
 from vitrail.models.parts.windows import Windows
 from vitrail.predict.predictor import Predictor
 
@@ -156,8 +158,10 @@ class ActivationStatistics:
         """Add the statistics of one batch: (B, C, H, W)."""
         model, self.image_size = explainer.model, (pixels.shape[2], pixels.shape[3])
 
-        def distance(weights: Tensor, place: tuple[int, int] | Windows) -> NDArray[Any]:
+        def distance(weights: Tensor, place: tuple[int, int] | Windows | ReducedGrid) -> NDArray[Any]:
             maps = weights.cpu().numpy()
+            if isinstance(place, ReducedGrid):
+                return reduced_attention_distance(maps, place, self.image_size)
             if isinstance(place, Windows):
                 return window_attention_distance(maps, place, self.patch_size(place.grid))
             return attention_distance(maps, place, self.patch_size(place))

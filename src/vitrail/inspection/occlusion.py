@@ -50,15 +50,13 @@ def select_patches_to_remove(attended: NDArray[Any], share: float, most: bool) -
 
 
 def grey_out_patches(pixels: NDArray[Any], gone: NDArray[np.bool_]) -> NDArray[Any]:
-    """Set patches (h, w) of a normalised image (C, H, W) to 0, which is the mean colour."""
+    """Set patches (h, w) of a normalised image (C, H, W) to 0, the mean colour; they are about equally large."""
     (height, width), (rows, columns) = pixels.shape[-2:], gone.shape
-    if pixels.ndim != 3 or height % rows or width % columns:
+    if pixels.ndim != 3 or height < rows or width < columns:
         shape = "×".join(map(str, pixels.shape))
-        raise ConfigError(
-            f"an image of {shape} does not divide into {rows}×{columns} patches; expected C×(rows·P)×(columns·Q)"
-        )
-    patch = np.ones((height // rows, width // columns), dtype=np.bool_)
-    return np.where(np.kron(gone, patch), pixels.dtype.type(0), pixels)
+        raise ConfigError(f"an image of {shape} does not divide into {rows}×{columns} patches; expected C×H×W pixels")
+    by_row, by_column = np.arange(height) * rows // height, np.arange(width) * columns // width
+    return np.where(gone[by_row[:, None], by_column], pixels.dtype.type(0), pixels)
 
 
 def can_drop_tokens(model: ImageModel) -> bool:

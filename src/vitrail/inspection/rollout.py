@@ -103,7 +103,7 @@ def fuse_heads(layer: Array, fuse: HeadFusion) -> Array:
 def fill_missing_queries(attended: Array) -> Array:
     """Add identity rows for tokens that are not queries, as in class attention: (…, Nq, N) → (…, N, N)."""
     queries, tokens = attended.shape[-2:]
-    if queries == tokens:
+    if queries >= tokens:
         return attended
     square = np.broadcast_to(np.eye(tokens, dtype=attended.dtype), (*attended.shape[:-2], tokens, tokens)).copy()
     square[..., :queries, :] = attended

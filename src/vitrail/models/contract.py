@@ -89,6 +89,7 @@ class ImageModel(Model):
     classifier_tokens: tuple[str, ...] = ()  # prefix tokens that the output is the mean of; (): all patches
     attention_pool: str = ""  # the module that pools the patches with its `weights`; empty: their mean
     final_norm: str = "norm"  # the module after the last block; empty: none
+    normed_maps: bool = False  # whether `feature_maps` has the final norm, as in models whose levels end with a norm
     first_filters: str = ""  # the weight (D, C, P, Q) of the first layer; empty: it is not a convolution
     whitens: bool = False  # whether `whiten` is implemented
     takes_mask: bool = False  # whether `run` takes a mask of the attention, and no layer before it mixes patches
@@ -143,7 +144,7 @@ class ImageModel(Model):
         return (self.logits(tokens),)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """One map per level, before the final norm and without prefix tokens: (B, C, H, W) → [(B, D, h, w), …]."""
+        """One map per level, without prefix tokens and the final norm: (B, C, H, W) → [(B, D, h, w), …]."""
         x, grid = self.embed(images)
         return [self.run(x, grid)[:, self.prefix :].transpose(1, 2).unflatten(2, grid)]
 

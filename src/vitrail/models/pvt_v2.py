@@ -1,0 +1,277 @@
+"""PVTv2 (Wang 2021, arXiv 2106.13797): overlapping patches, attention to a few keys, convolutions in the MLPs.
+
+B batch, C channels, n = h·w tokens, D width, M width of the MLP; h, w and D change by stage. The convolutions tell the
+tokens their places, so images may have any size. Each stage ends with a norm, which the next one reads.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.block import Block
+from vitrail.layers.positions import Grid
+from vitrail.models import checkpoint_side as side
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.family import Family
+from vitrail.models.name_entries import make_same_name_entries
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.conv_tokens import ConvEmbed, init_as_pvt
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.reduced_attention import ReducedAttention, ReducedGrid
+from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
+
+NORM_EPS = 1e-6
+POOLED = 7  # rows and columns of keys of the pooled variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class PVTv2Config:
+    image_size: Size = 224  # rows, columns; one number for a square; the intended size, any other works too
+    stride: int = 4  # pixels per token of the first stage; each next stage halves the grid
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
+    stages: tuple[int, ...] = (3, 4, 6, 3)  # blocks per stage
+    widths: tuple[int, ...] = (64, 128, 320, 512)  # channels of a token, per stage
+    heads: tuple[int, ...] = (1, 2, 5, 8)  # attention heads per stage, each width / heads wide
+    reductions: tuple[int, ...] = (8, 4, 2, 1)  # rows and columns of tokens that become one key, per stage
+    mlp_ratios: tuple[float, ...] = (8.0, 8.0, 4.0, 4.0)  # width of the MLP, in widths of a token, per stage
+    pooled: bool = False  # keys are the means of 7×7 equal parts of the grid, so that the cost is linear: b2_li
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: ClassVar[bool] = True  # takes any size at run time
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_stages(self.stages, widths=self.widths, heads=self.heads, reductions=self.reductions)
+        if len(self.mlp_ratios) != len(self.stages):
+            raise ConfigError(
+                f"{len(self.stages)} stages and {len(self.mlp_ratios)} mlp_ratios; expected one per stage"
+            )
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            check_heads(width, heads)
+        for level, ratio in zip(make_levels(self), self.reductions, strict=True):
+            if min(level.grid) < ratio and not self.pooled:
+                raise ConfigError(f"a reduction of {ratio} of {level.grid[0]}×{level.grid[1]} tokens; expected less")
+
+
+def make_levels(config: PVTv2Config) -> tuple[Level, ...]:
+    """The grid of a stage is that of the stage before, halved and rounded up."""
+    grid, levels = pair(config.image_size), list[Level]()
+    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
+        step, stride = 2 if stage else config.stride, pair(config.stride * 2**stage)
+        grid = (-(-grid[0] // step), -(-grid[1] // step))
+        blocks = tuple(f"stages.{stage}.blocks.{number}" for number in range(depth))
+        levels.append(Level(grid=grid, stride=stride, width=width, blocks=blocks))
+    return tuple(levels)
+
+
+class PVTv2(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+
+    config: PVTv2Config
+    first_filters = "patch_embed.proj.weight"
+    normed_maps = True
+    no_masking_reason = "they overlap"
+    no_dropping_reason = "its convolutions need a complete grid"
+
+    def __init__(self, config: PVTv2Config) -> None:
+        super().__init__(config)
+        self.levels = make_levels(config)
+        strides = [level.stride[0] for level in self.levels]
+        least = 1 if config.pooled else max(r * stride for r, stride in zip(config.reductions, strides, strict=True))
+        self.sizes = ImageSizes(multiple=(1, 1), minimum=(least, least))
+        self.final_norm = f"stages.{len(config.stages) - 1}.norm"
+        self.heads = (("mean", "head"),) if config.classes else ()
+        kernel = 2 * config.stride - 1
+        self.patch_embed = ConvEmbed(config.channels, config.widths[0], kernel, config.stride, kernel // 2)
+        self.stages, count = nn.ModuleList(), 0
+        for stage, (width, depth) in enumerate(zip(config.widths, config.stages, strict=True)):
+            blocks = nn.ModuleList()
+            for number in range(depth):
+                block = ConvMlpBlock(
+                    width,
+                    config.heads[stage],
+                    round(config.mlp_ratios[stage] * width),
+                    norm_eps=NORM_EPS,
+                    dropout=config.dropout,
+                    stochastic_depth=scale_rate(config.stochastic_depth, count + number, sum(config.stages)),
+                )
+                kind, ratio = (PooledAttention, 1) if config.pooled else (ReducedAttention, config.reductions[stage])
+                hidden, rate = round(config.mlp_ratios[stage] * width), config.attention_dropout
+                block.set_submodule("attn", kind(width, config.heads[stage], ratio, dropout=rate))
+                block.set_submodule("mlp", ConvMlp(width, hidden, config.dropout, relu=config.pooled))
+                blocks.append(block)
+            count += depth
+            merge = ConvEmbed(config.widths[stage - 1], width, 3, 2, 1) if stage else None
+            self.stages.append(PVTv2Stage(merge, blocks, width))
+        self.head = make_head(config.widths[-1], config.classes)
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """As in the authors' code; the head is zero."""
+        init_as_pvt(self)
+        zero_head(self.head)
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        self.check_images(images)
+        return self.patch_embed(images)
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        *body, last = self.stages
+        for stage in body:
+            x, grid = stage(x, grid)
+            x = stage.get_submodule("norm")(x)
+        return last(x, grid)[0]
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """One map per stage, after its norm: (B, C, H, W) → [(B, D, h, w), …]."""
+        (x, grid), maps = self.embed(images), list[Tensor]()
+        for stage in self.stages:
+            x, grid = stage(x, grid)
+            x = stage.get_submodule("norm")(x)
+            maps.append(unflatten_map(x, grid))
+        return maps
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
+        return self.head(tokens.mean(1))
+
+
+class PVTv2Stage(nn.Module):
+    """Halves the grid, then blocks: (B, n, D) and the grid → the same at half the size. The model applies its norm."""
+
+    def __init__(self, downsample: ConvEmbed | None, blocks: nn.ModuleList, width: int) -> None:
+        super().__init__()
+        self.downsample, self.blocks = downsample, blocks
+        self.norm = nn.LayerNorm(width, NORM_EPS)
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        if self.downsample is not None:
+            x, grid = self.downsample(unflatten_map(x, grid))
+        for block in self.blocks:
+            x = block(x, grid)
+        return x, grid
+
+
+class ConvMlpBlock(Block):
+    """The block of a ViT, whose MLP needs the grid."""
+
+    def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
+        x = x + self.drop_path(self.drop(self.attn(self.norm1(x), grid, mask=mask, queries=queries)))
+        return x + self.drop_path(self.mlp(self.norm2(x), grid))
+
+
+class ConvMlp(nn.Module):
+    """fc2(GELU(depthwise 3×3 convolution(fc1(x)))), the pooled variant with a ReLU before: (B, n, D) → (B, n, D)."""
+
+    def __init__(self, width: int, hidden: int, dropout: float, *, relu: bool) -> None:
+        super().__init__()
+        self.relu = relu
+        self.fc1 = nn.Linear(width, hidden)
+        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.drop = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = self.fc1(x)
+        x = flatten_map(self.dwconv(unflatten_map(F.relu(x) if self.relu else x, grid)))
+        return self.drop(self.fc2(self.drop(F.gelu(x))))
+
+
+class PooledAttention(ReducedAttention):
+    """Attention of all tokens to 7×7 keys, means of equal parts of the grid: (B, n, D) → (B, n, D)."""
+
+    def __init__(self, width: int, heads: int, ratio: int, *, dropout: float = 0.0) -> None:
+        super().__init__(width, heads, ratio, dropout=dropout)
+        self.sr, self.norm = nn.Conv2d(width, width, 1), nn.LayerNorm(width, 1e-5)
+
+    def reduce_grid(self, grid: Grid) -> ReducedGrid:
+        return ReducedGrid(grid, (POOLED, POOLED))
+
+    def reduce(self, x: Tensor, grid: Grid) -> Tensor:
+        assert self.sr is not None
+        assert self.norm is not None
+        means = F.adaptive_avg_pool2d(unflatten_map(x, grid), POOLED)
+        return F.gelu(self.norm(flatten_map(self.sr(means))))
+
+
+SMALL = PVTv2Config(stages=(2, 2, 2, 2))
+PRESETS = {
+    "pvt_v2_b0": replace(SMALL, widths=(32, 64, 160, 256)),
+    "pvt_v2_b1": SMALL,
+    "pvt_v2_b2": PVTv2Config(),
+    "pvt_v2_b2_li": PVTv2Config(pooled=True),
+    "pvt_v2_b3": PVTv2Config(stages=(3, 4, 18, 3)),
+    "pvt_v2_b4": PVTv2Config(stages=(3, 8, 27, 3)),
+    "pvt_v2_b5": PVTv2Config(stages=(3, 6, 40, 3), mlp_ratios=(4.0, 4.0, 4.0, 4.0)),
+}
+ALIASES = {f"PVTv2-B{number}": f"pvt_v2_b{number}" for number in range(6)} | {"PVTv2-B2-Li": "pvt_v2_b2_li"}
+
+
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
+    """Heads are those of the published model of these widths; the first stage's kernel has 2·stride − 1 pixels."""
+    _, channels, kernel, _ = get_tensor_shape(shapes, "patch_embed.proj.weight", 4)
+    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    first = [f"stages.{stage}.blocks.0." for stage in range(len(stages))]
+    hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
+    kernels = [shapes.get(f"{name}attn.sr.weight", (0,))[-1] for name in first]
+    pooled, widths = set(kernels) == {1}, tuple(shape[1] for shape in hidden)
+    fields = {
+        "image_size": (224, 224),
+        "stride": (kernel + 1) // 2,
+        "channels": channels,
+        "classes": count_classes(shapes, "head.weight"),
+        "stages": stages,
+        "widths": widths,
+        "reductions": PVTv2Config().reductions if pooled else tuple(max(each, 1) for each in kernels),
+        "mlp_ratios": tuple(shape[0] / shape[1] for shape in hidden),
+        "pooled": pooled,
+    }
+    published = {each.widths: each.heads for each in PRESETS.values()}
+    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+
+
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
+    arguments = {
+        "in_chans": config["channels"],
+        "embed_dims": config["widths"],
+        "num_heads": config["heads"],
+        "mlp_ratios": config["mlp_ratios"],
+        "depths": config["stages"],
+        "sr_ratios": config["reductions"],
+        "linear": config["pooled"],
+    }
+    return {"architecture": "pvt_v2_b2", "num_classes": config["classes"], "model_args": arguments}
+
+
+PARTS = ("norm1", "norm2", "mlp.fc#", "mlp.dwconv", "attn.q", "attn.kv", "attn.proj", "attn.sr", "attn.norm")
+SOURCES = (
+    side.SourceNames(
+        layout="timm",
+        table=(
+            *make_same_name_entries("patch_embed.proj.*", "patch_embed.norm.*", "stages.#.norm.*", "head.*"),
+            *make_same_name_entries("stages.#.downsample.proj.*", "stages.#.downsample.norm.*"),
+            *make_same_name_entries(*(f"stages.#.blocks.#.{part}.*" for part in PARTS)),
+        ),
+        markers=("patch_embed.proj.weight", "stages.0.blocks.0.attn.kv.weight", "stages.0.blocks.0.mlp.dwconv.weight"),
+        supported={"stride": (4,)},
+        card=make_timm_card,
+        details={
+            "only_in_timm": True,
+            "imagenet_mean": True,
+            "model_args": (
+                *("in_chans", "num_classes", "embed_dims", "num_heads", "mlp_ratios", "depths", "sr_ratios", "linear"),
+            ),
+            "argument_fields": {"num_heads": "heads"},
+            "pretrained_cfg": {"crop_pct": 0.9},
+        },
+    ),
+)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
+FAMILY = Family(name="pvt_v2", config=PVTv2Config, build=PVTv2, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

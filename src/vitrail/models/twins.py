@@ -1,0 +1,250 @@
+"""Twins-SVT (Chu 2021, arXiv 2104.13840): attention within windows, then of all tokens to a few keys, in turn.
+
+B batch, n = h·w tokens, W windows of m tokens, D width, H heads; h, w and D change by stage. There is no table of
+positions, so images may have any multiple of the last stride. Grids without whole windows are padded, and the padding
+is masked, as in the authors' code for dense prediction; timm lets tokens attend to it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import join_masks
+from vitrail.layers.block import Block
+from vitrail.layers.positions import Grid
+from vitrail.models import checkpoint_side as side
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.family import Family
+from vitrail.models.name_entries import make_same_name_entries
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.reduced_attention import ReducedAttention
+from vitrail.models.parts.stages import check_stages, unflatten_map
+from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
+from vitrail.models.parts.windows import WindowAttention
+
+NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwinsConfig:
+    image_size: Size = 224  # rows, columns; one number for a square; the intended size, others work too
+    patch_size: int = 4  # pixels of a token in the first stage; each next stage joins 2×2 tokens
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
+    stages: tuple[int, ...] = (2, 2, 10, 4)  # blocks per stage; even ones attend within windows
+    widths: tuple[int, ...] = (64, 128, 256, 512)  # channels of a token, per stage
+    heads: tuple[int, ...] = (2, 4, 8, 16)  # attention heads per stage, each width / heads wide
+    windows: tuple[int, ...] = (7, 7, 7, 7)  # rows and columns of a window, per stage
+    reductions: tuple[int, ...] = (
+        8,
+        4,
+        2,
+        1,
+    )  # rows and columns of tokens that become one key of odd blocks, per stage
+    mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: ClassVar[bool] = True  # takes other sizes at run time
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        parts = {"heads": self.heads, "windows": self.windows, "reductions": self.reductions}
+        check_stages(self.stages, widths=self.widths, **parts)
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            check_heads(width, heads)
+        rows, columns = check_grid(pair(self.image_size), pair(self.patch_size * 2 ** (len(self.stages) - 1)))
+        for stage, ratio in enumerate(reversed(self.reductions)):
+            if min(rows, columns) * 2**stage < ratio:
+                raise ConfigError(
+                    f"a reduction of {ratio} of {rows * 2**stage}×{columns * 2**stage} tokens; expected less"
+                )
+
+
+class Twins(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+
+    config: TwinsConfig
+    first_filters = "patch_embeds.0.proj.weight"
+    no_masking_reason = "its levels have different grids"
+    no_dropping_reason = "its windows need a complete grid"
+
+    def __init__(self, config: TwinsConfig) -> None:
+        super().__init__(config)
+        self.levels = make_levels(config)
+        last = self.levels[-1].stride
+        least = max(ratio * level.stride[0] for ratio, level in zip(config.reductions, self.levels, strict=True))
+        self.sizes = ImageSizes(multiple=last, minimum=(max(least, last[0]), max(least, last[1])))
+        self.heads = (("mean", "head"),) if config.classes else ()
+        before = (config.channels, *config.widths)
+        sides = (config.patch_size, *(2 for _ in config.widths[1:]))
+        self.patch_embeds = nn.ModuleList(
+            ConvEmbed(channels, width, each, each)
+            for channels, width, each in zip(before, config.widths, sides, strict=False)
+        )
+        self.pos_block = nn.ModuleList(Peg(width) for width in config.widths)  # after the first block of a stage
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks, count = nn.ModuleList(), 0
+        for stage, depth in enumerate(config.stages):
+            width, heads = config.widths[stage], config.heads[stage]
+            blocks = nn.ModuleList()
+            for number in range(depth):
+                block = Block(
+                    width,
+                    heads,
+                    round(config.mlp_ratio * width),
+                    norm_eps=NORM_EPS,
+                    dropout=config.dropout,
+                    stochastic_depth=scale_rate(config.stochastic_depth, count + number, sum(config.stages)),
+                )
+                rate, window = config.attention_dropout, pair(config.windows[stage])
+                if number % 2:
+                    reduced = ReducedAttention(width, heads, config.reductions[stage], dropout=rate)
+                    block.set_submodule("attn", reduced)
+                else:
+                    block.attn = MaskedWindowAttention(width, heads, window, dropout=rate)
+                blocks.append(block)
+            self.blocks.append(blocks)
+            count += depth
+        self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
+        self.head = make_head(config.widths[-1], config.classes)
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """As in the authors' code; the head is zero."""
+        init_as_pvt(self)
+        zero_head(self.head)
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        self.check_images(images)
+        return self.patch_embeds[0](images)
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        for stage in range(len(self.blocks)):
+            x, grid = self.run_stage(stage, x, grid)
+        return x
+
+    def run_stage(self, stage: int, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        """Join 2×2 tokens, but in the first stage; then its blocks: (B, n, D)."""
+        if stage:
+            x, grid = self.patch_embeds[stage](unflatten_map(x, grid))
+        x, blocks = self.pos_drop(x), list(self.blocks[stage].children())
+        for number, block in enumerate(blocks):
+            x = block(x, grid)
+            x = x if number else self.pos_block[stage](x, grid)
+        return x, grid
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        (x, grid), maps = self.embed(images), list[Tensor]()
+        for stage in range(len(self.blocks)):
+            x, grid = self.run_stage(stage, x, grid)
+            maps.append(unflatten_map(x, grid))
+        return maps
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
+        return self.head(tokens.mean(1))
+
+
+def make_levels(config: TwinsConfig) -> tuple[Level, ...]:
+    levels = list[Level]()
+    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
+        stride = pair(config.patch_size * 2**stage)
+        blocks = tuple(f"blocks.{stage}.{number}" for number in range(depth))
+        levels.append(
+            Level(grid=check_grid(pair(config.image_size), stride), stride=stride, width=width, blocks=blocks)
+        )
+    return tuple(levels)
+
+
+class MaskedWindowAttention(WindowAttention):
+    """Attention within windows without positions, in which no token attends to the padding of its window."""
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        q, k, v, mask = super().project(x, grid, mask, queries)
+        assert grid is not None
+        windows = self.cut(grid)
+        if any(windows.padding):
+            places = windows.places(x.device)[:, None, None]  # (W, 1, 1, m)
+            mask = join_masks(
+                mask, places.repeat(q.shape[0] // places.shape[0], 1, 1, 1).expand(-1, -1, q.shape[2], -1)
+            )
+        return q, k, v, mask
+
+
+PRESETS = {
+    "twins_svt_small": TwinsConfig(),
+    "twins_svt_base": TwinsConfig(stages=(2, 2, 18, 2), widths=(96, 192, 384, 768), heads=(3, 6, 12, 24)),
+    "twins_svt_large": TwinsConfig(stages=(2, 2, 18, 2), widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32)),
+}
+ALIASES = {"Twins-SVT-S": "twins_svt_small", "Twins-SVT-B": "twins_svt_base", "Twins-SVT-L": "twins_svt_large"}
+
+
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
+    """Windows are not in the weights; heads are those of the published model of these widths."""
+    _, channels, patch, _ = get_tensor_shape(shapes, "patch_embeds.0.proj.weight", 4)
+    stages = count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
+    numbers = range(len(stages))
+    widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
+    fields = {
+        "image_size": (224, 224),
+        "patch_size": patch,
+        "channels": channels,
+        "classes": count_classes(shapes, "head.weight"),
+        "stages": stages,
+        "widths": widths,
+        "windows": (7,) * len(stages),
+        "reductions": tuple(shapes.get(f"blocks.{stage}.1.attn.sr.weight", (1,))[-1] for stage in numbers),
+        "mlp_ratio": get_tensor_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
+    }
+    published = {each.widths: each.heads for each in PRESETS.values()}
+    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+
+
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
+    arguments = {
+        "img_size": config["image_size"],
+        "patch_size": config["patch_size"],
+        "in_chans": config["channels"],
+        "embed_dims": config["widths"],
+        "num_heads": config["heads"],
+        "mlp_ratios": [config["mlp_ratio"]] * len(config["stages"]),
+        "depths": config["stages"],
+        "sr_ratios": config["reductions"],
+        "wss": config["windows"],
+    }
+    return {"architecture": "twins_svt_small", "num_classes": config["classes"], "model_args": arguments}
+
+
+PARTS = ("norm1", "norm2", "mlp.fc#", "attn.qkv", "attn.q", "attn.kv", "attn.proj", "attn.sr", "attn.norm")
+SOURCES = (
+    side.SourceNames(  # also of the authors
+        layout="timm",
+        table=(
+            *make_same_name_entries("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
+            *make_same_name_entries(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
+        ),
+        markers=("patch_embeds.0.proj.weight", "blocks.0.0.attn.qkv.weight"),
+        card=make_timm_card,
+        details={
+            "only_in_timm": True,
+            "imagenet_mean": True,
+            "model_args": (
+                *("img_size", "patch_size", "in_chans", "num_classes", "embed_dims", "num_heads", "mlp_ratios"),
+                *("depths", "sr_ratios", "wss"),
+            ),
+            "argument_fields": {"num_heads": "heads", "wss": "windows", "img_size": "image_size"},
+            "preset_fields": ("windows",),
+            "pretrained_cfg": {"crop_pct": 0.9},
+        },
+    ),
+)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
+FAMILY = Family(name="twins", config=TwinsConfig, build=Twins, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
