@@ -320,7 +320,7 @@ def test_other_hooks_stay_and_captures_nest() -> None:
 def test_only_the_result_of_keep_is_stored() -> None:
     model, alive = make_attention_model(), list[weakref.ref[Tensor]]()
 
-    def mean(weights: Tensor, grid: Grid) -> Tensor:
+    def mean(weights: Tensor, grid: object) -> Tensor:
         alive.append(weakref.ref(weights))
         assert grid == (2, 3)
         return weights.mean((1, 2))

@@ -69,8 +69,8 @@ def test_attention_equals_the_paper(shared: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 4], ids=["one", "keys and values", "each head"])
 def test_identity_projection_gives_full_attention(count: int) -> None:
-    full = add_weight_noise(SelfAttention(16, 2), std=0.3).double()
-    attn = LinformerAttention(16, 2, (2, 3), nn.Parameter(torch.eye(7).expand(count, 7, 7).clone())).double()
+    full: Any = add_weight_noise(SelfAttention(16, 2), std=0.3).double()
+    attn: Any = LinformerAttention(16, 2, (2, 3), nn.Parameter(torch.eye(7).expand(count, 7, 7).clone())).double()
     q, k, v = full.qkv.weight.chunk(3)
     biases = full.qkv.bias.chunk(3)
     with torch.no_grad():
