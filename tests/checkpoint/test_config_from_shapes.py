@@ -15,7 +15,16 @@ NOT_INFERRED = {
     "vit_base_patch16_gap_224",  # 16 heads, unlike all others of this width; known from timm's file name
     *(
         name
-        for kind in ("cct*", "linformer*", "axial*", "patch_merger*", "transformer*", "caption*", "lstm*")
+        for kind in (
+            "cct*",
+            "linformer*",
+            "axial*",
+            "patch_merger*",
+            "memory_vit*",
+            "transformer*",
+            "caption*",
+            "lstm*",
+        )
         for name in vitrail.list_models(kind)
     ),  # without a public layout
     *vitrail.list_models("simple_vit*"),  # its positions and activation are those of big_vision's files

@@ -46,6 +46,7 @@ def test_list_models() -> None:
     assert vitrail.list_models("vit_base_patch*_224") == [
         "vit_base_patch8_224",
         "vit_base_patch14_224",
+        "vit_base_patch16_18x2_224",
         "vit_base_patch16_224",
         "vit_base_patch16_gap_224",
         "vit_base_patch16_mean_224",

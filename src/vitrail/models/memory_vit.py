@@ -1,0 +1,166 @@
+"""Learnable memory (Sandler 2022, arXiv 2203.15243): a frozen ViT learns another task by a few tokens in each layer.
+
+A new token, the task token, attends to all tokens and to m learned rows of memory; the tokens of the old ViT see
+neither, so that its answer stays the same. Only the memory, the task token and the new head are trained.
+B batch, n = h·w patches, N = 2 + n tokens (class, task, patches), D width, L layers.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import SelfAttention, attention, merge_heads
+from vitrail.layers.block import Block
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.positions import Grid, resample
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level, unwrap_compiled
+from vitrail.models.family import Family
+from vitrail.models.init import init_layers
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryViTConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    patch_size: Size = 32
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # of the new task; 0: no head, returns the task token
+    old_classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # of the frozen ViT; 0: it has no head
+    memory: int = 5  # rows of memory in each layer
+    width: int = 768  # channels of a token
+    depth: int = 12  # blocks
+    heads: int = 12  # attention heads, each width / heads wide
+    mlp_width: int | None = None  # default: 4·width
+    norm_eps: float = 1e-6
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
+
+    def __post_init__(self) -> None:
+        check_patch_config(self)
+
+
+class MemoryViT(ImageModel):
+    """(B, C, H, W) → logits of the new task (B, classes), or without a head the task token (B, D)."""
+
+    config: MemoryViTConfig
+    prefix_tokens = ("class", "task")
+    classifier_tokens = ("task",)
+    first_filters = "patch_embed.proj.weight"
+    no_maps_reason = "its task token attends to memory, which has no place in the image"
+    no_masking_reason = "its ViT is frozen"
+
+    def __init__(self, config: MemoryViTConfig) -> None:
+        super().__init__(config)
+        width, patch = config.width, pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.heads = (("task", "head"),) if config.classes else ()
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width))
+        rates, hidden = (0.0, 0.0, config.stochastic_depth), config.mlp_width or 4 * width
+        self.blocks = make_blocks(
+            config.depth, width, config.heads, hidden, norm_eps=config.norm_eps, rates=rates, kind=MemoryBlock
+        )
+        for block in self.blocks:
+            block.attn = SharedAttention(width, config.heads)
+        self.norm = nn.LayerNorm(width, config.norm_eps)
+        self.old_head = make_head(width, config.old_classes)
+        self.requires_grad_(False)
+        for block in self.blocks:
+            block.register_parameter("memory", nn.Parameter(torch.empty(1, config.memory, width)))
+        self.task_token = nn.Parameter(torch.empty(1, 1, width))
+        self.head = make_head(width, config.classes)
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """The ViT as in its authors' code, the memory and the task token from N(0, 0.02²); the heads are zero."""
+        init_layers(self)
+        nn.init.zeros_(self.cls_token)
+        for table in (self.pos_embed, self.task_token, *(block.get_parameter("memory") for block in self.blocks)):
+            nn.init.normal_(table, std=0.02)
+        zero_head(self.head, self.old_head)
+
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        """Add class and task token, and the positions, of which the task token has none: (B, n, D) → (B, N, D)."""
+        x = prepend_tokens(patches, self.cls_token) + resample(self.pos_embed, self.grid, grid)
+        task = self.task_token.expand(x.shape[0], -1, -1)
+        return torch.cat([x[:, :1], task, x[:, 1:]], dim=1)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the new head for the task token: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 1])
+
+    def old_logits(self, images: Tensor) -> Tensor:
+        """What the frozen ViT answers, to the bit as without memory: (B, C, H, W) → (B, old_classes)."""
+        return self.old_head(self.tokens(images)[:, 0])
+
+
+class SharedAttention(SelfAttention):
+    """The attention of the frozen ViT, whose `project` the task token uses too; so an export does not replace it."""
+
+
+class MemoryBlock(Block):
+    """A block of the frozen ViT, and next to it the task token, which also attends to the block's `memory`."""
+
+    def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
+        old, task = torch.cat([x[:, :1], x[:, 2:]], dim=1), x[:, 1:2]
+        memory = self.get_parameter("memory").expand(x.shape[0], -1, -1)
+        q, k, v, _ = self.attn.project(self.norm1(torch.cat([task, old, memory], dim=1)), queries=1)
+        task = task + self.drop_path(self.ls1(self.attn.proj(merge_heads(attention(q, k, v)))))
+        task = task + self.drop_path(self.ls2(self.mlp(self.norm2(task))))
+        old = super().compute(old, grid, None, mask)  # the same operations as without memory
+        return torch.cat([old[:, :1], task, old[:, 1:]], dim=1)[:, :queries]
+
+
+PLAIN_FIELDS: dict[str, Any] = {  # of a ViT or DeiT that memory can be added to
+    "class_token": True,
+    "registers": 0,
+    "distilled": False,
+    "pool": "class",
+    "head": "linear",
+    "layer_scale": None,
+    "positions": "learned",
+    "positions_at": "stem",
+    "prefix_positions": True,
+    "activation": "gelu",
+    "qkv_bias": True,
+}
+SAME_FIELDS = ("image_size", "patch_size", "channels", "width", "depth", "heads", "norm_eps")
+
+
+def add_memory(model: nn.Module, memory: int, classes: int) -> MemoryViT:
+    """A model with the weights of a ViT, frozen, and new memory, task token and head for `classes` classes."""
+    model = unwrap_compiled(model)
+    kind = type(model).__name__
+    blocks: list[Any] = list(model.blocks) if isinstance(model, ImageModel) and len(model.levels) == 1 else []
+    if not blocks or any(type(block) is not Block or type(block.attn) is not SelfAttention for block in blocks):
+        raise ConfigError(f"memory cannot be added to a {kind}; expected a plain ViT or DeiT")
+    config: Any = model.config
+    given = asdict(config)
+    for name, expected in PLAIN_FIELDS.items():
+        if given.get(name, expected) != expected:
+            raise ConfigError(f"{name} is {given[name]!r}; expected {expected!r}, a ViT that memory can be added to")
+    if not set(SAME_FIELDS) <= given.keys():
+        raise ConfigError(f"memory cannot be added to a {kind}; expected a plain ViT or DeiT")
+    own: dict[str, Any] = {name: given[name] for name in SAME_FIELDS} | {"mlp_width": given.get("mlp_width")}
+    extended = MemoryViT(MemoryViTConfig(**own, old_classes=given["classes"], classes=classes, memory=memory))
+    old = {f"old_{name}" if name.startswith("head.") else name: each for name, each in model.state_dict().items()}
+    extended.load_state_dict({**extended.state_dict(), **old})
+    return extended.train(model.training)
+
+
+BASE = MemoryViTConfig()
+PRESETS = {
+    "memory_vit_base_patch32_224": BASE,
+    "memory_vit_base_patch16_224": replace(BASE, patch_size=16),
+    "memory_vit_tiny_patch16_224": replace(BASE, patch_size=16, width=192, heads=3),
+}
+FAMILY = Family(name="memory_vit", config=MemoryViTConfig, build=MemoryViT, presets=PRESETS)
