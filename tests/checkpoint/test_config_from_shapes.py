@@ -12,6 +12,7 @@ from vitrail.errors import CheckpointError
 from vitrail.models.catalog import find_preset
 
 NOT_INFERRED = {
+    "igpt_cpu",  # ours: its heads are in the config
     "vit_base_patch16_gap_224",  # 16 heads, unlike all others of this width; known from timm's file name
     *(
         name
