@@ -254,6 +254,7 @@ def test_invalid_configs_and_files_are_refused(tmp_path: Path) -> None:
             read(tmp_path / "theirs.pth", heads=(2, 4))
 
 
+@pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     model = add_weight_noise(CrossViT(TOY), std=0.2)
     how = Preprocessing(image_size=model.config.image_size)

@@ -124,6 +124,7 @@ def test_deit_is_extended_and_other_models_are_refused() -> None:
         add_memory(ViT(TOY), 0, 3)
 
 
+@pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     _, model = make()
     how = Preprocessing(image_size=model.config.image_size)

@@ -98,6 +98,7 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
         vitrail.Explainer(str(tmp_path / "own"))
 
 
+@pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     model = add_weight_noise(MergedViT(TOY), std=0.2)
     how = Preprocessing(image_size=model.config.image_size)

@@ -259,6 +259,7 @@ def test_figures_and_report() -> None:
     assert ("attention layers and heads", "4, 2 to 4 each") in table[1]
 
 
+@pytest.mark.slow
 def test_export_with_any_batch(tmp_path: Path) -> None:
     how = vitrail.Preprocessing(image_size=(40, 32))
     _, check = vitrail.export_model(toy(image_size=(40, 32), distilled=True), tmp_path / "shipped", preprocessing=how)

@@ -182,6 +182,7 @@ def test_wrong_values_are_refused(tmp_path: Path) -> None:
             write(SLViT(TOY), tmp_path / "theirs", to)
 
 
+@pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     model = add_weight_noise(SLViT(TOY), std=0.2)
     how = Preprocessing(image_size=model.config.image_size)

@@ -28,7 +28,7 @@ def read_data(page: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def explained() -> ExplainedSentence:
-    return explain_sentence(make_translator(), "Der Hund läuft.", beam=2)
+    return explain_sentence(make_translator(length=16), "Der Hund läuft.", beam=2)
 
 
 def test_the_numbers_of_the_page_are_those_of_the_maps(explained: ExplainedSentence) -> None:
@@ -88,7 +88,7 @@ def test_an_empty_translation_has_a_page() -> None:
 
 
 def test_files_and_their_names(tmp_path: Path) -> None:
-    loaded = make_translator()
+    loaded = make_translator(length=16)
     given: dict[str, Any] = {"beam": 2, "suffixes": (".png", ".svg"), "arrays": True}
     _, written = explain_sentence_files(loaded, "Der Hund läuft.", tmp_path, **given)
     names = [f"der-hund-läuft.{each}" for each in ("attention", "heads", "self-attention", "beam")]
