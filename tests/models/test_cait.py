@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.family_checks import train_on_bundled_images
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import load, read, write
-from vitrail.cli import build_app
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.cait import PRESETS, CaiT, CaiTConfig, TalkingHeads
 from vitrail.tasks.classification import Classification
 from vitrail.train.optim import freeze_all_but_last_blocks, list_weights
-from vitrail.train.run_folder import RunFolder
 
 TOY = CaiTConfig(image_size=(16, 24), patch_size=8, width=16, depth=3, heads=2, classes=5, layer_scale=0.1)
 
@@ -206,7 +205,4 @@ FASHION = "image_size=28 patch_size=7 width=64 depth=4 heads=2 mlp_width=128"
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = [word for field in FASHION.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "cait_xxs24_224", *fields, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    assert train_on_bundled_images("cait_xxs24_224", FASHION, tmp_path) >= 0.80

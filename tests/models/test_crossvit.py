@@ -7,23 +7,25 @@ from typing import Any
 import pytest
 import timm
 import torch
+from support.family_checks import (
+    check_preset_is_inferred,
+    count_parameters,
+    measure_export_difference,
+    train_on_bundled_images,
+)
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, write_checkpoint
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.config_from_shapes import infer_config
-from vitrail.cli import build_app
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.evaluation.probes.feature_sources import compute_head_inputs, find_block
 from vitrail.export.export_module import check_output_available
-from vitrail.models.catalog import find_preset
 from vitrail.models.crossvit import CrossViT, CrossViTConfig
 from vitrail.models.token_merging import add_token_merging
 from vitrail.train.optim import list_weights
-from vitrail.train.run_folder import RunFolder
 
 TOY = CrossViTConfig(
     image_size=48,
@@ -115,17 +117,12 @@ def test_timm_opens_our_folder(tmp_path: Path) -> None:
     ],
 )
 def test_parameters_of_timm(name: str, count: int) -> None:
-    with torch.device("meta"):
-        model = vitrail.create(name)
-    assert sum(weight.numel() for weight in model.parameters()) == count
+    assert count_parameters(name) == count
 
 
 @pytest.mark.parametrize("name", vitrail.list_models("crossvit*"))
 def test_presets_are_inferred_from_their_shapes(name: str) -> None:
-    family, preset = find_preset(name)
-    with torch.device("meta"):
-        tensors = vitrail.create(name).state_dict()
-    assert family.configure(**infer_config(tensors, family, {}).config) == preset
+    check_preset_is_inferred(name)
 
 
 def test_grids_and_strides_of_the_presets() -> None:
@@ -257,9 +254,7 @@ def test_invalid_configs_and_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     model = add_weight_noise(CrossViT(TOY), std=0.2)
-    how = Preprocessing(image_size=model.config.image_size)
-    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
-    assert check.difference < 1e-4
+    assert measure_export_difference(model, tmp_path) < 1e-4
 
 
 @pytest.mark.slow
@@ -267,7 +262,4 @@ def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
     branches = "patch_sizes=[4,7] scales=[1,1] widths=[32,64] heads=[2,4] branch_depths=[1,2]"
     fields = f"image_size=28 {branches} depth=2 mlp_ratio=2"
-    settings = [word for field in fields.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "CrossViT-S", *settings, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    assert train_on_bundled_images("CrossViT-S", fields, tmp_path) >= 0.80

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.family_checks import (
+    check_preset_is_inferred,
+    count_parameters,
+    measure_export_difference,
+    train_on_bundled_images,
+)
 from support.layout_round_trip import assert_same_tensors, write_checkpoint
 from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from support.reference_logits import read_reference
@@ -15,13 +21,9 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.config_from_shapes import infer_config
-from vitrail.cli import build_app
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.catalog import find_preset
 from vitrail.models.deepvit import DeepViT, DeepViTConfig, ReAttention
-from vitrail.train.run_folder import RunFolder
 
 TOY = DeepViTConfig(image_size=(16, 24), patch_size=8, width=16, depth=3, reattending=2, heads=2, classes=5)
 CONV = replace(TOY, stem="convolutions", branch_scale=0.5)
@@ -72,17 +74,12 @@ def test_logits_are_those_of_the_authors_and_their_file_comes_back(
     ],
 )
 def test_parameters_of_the_authors(name: str, count: int) -> None:
-    with torch.device("meta"):
-        model = vitrail.create(name)
-    assert sum(weight.numel() for weight in model.parameters()) == count
+    assert count_parameters(name) == count
 
 
 @pytest.mark.parametrize("name", vitrail.list_models("deepvit*"))
 def test_presets_are_inferred_from_their_shapes(name: str) -> None:
-    family, preset = find_preset(name)
-    with torch.device("meta"):
-        tensors = vitrail.create(name).state_dict()
-    assert family.configure(**infer_config(tensors, family, {}).config) == preset
+    check_preset_is_inferred(name)
 
 
 @torch.no_grad()
@@ -180,16 +177,11 @@ def test_invalid_values_are_refused(tmp_path: Path) -> None:
 
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     model = make(CONV)
-    how = Preprocessing(image_size=model.config.image_size)
-    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
-    assert check.difference < 1e-4
+    assert measure_export_difference(model, tmp_path) < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
     fields = "image_size=28 patch_size=7 width=64 depth=3 heads=4 reattending=2"
-    settings = [word for field in fields.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "DeepViT-16B", *settings, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    assert train_on_bundled_images("DeepViT-16B", fields, tmp_path) >= 0.80

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.family_checks import measure_export_difference
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models.memory_vit import MemoryViT, add_memory
 from vitrail.models.vit import ViT, ViTConfig
@@ -127,6 +127,4 @@ def test_deit_is_extended_and_other_models_are_refused() -> None:
 @pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     _, model = make()
-    how = Preprocessing(image_size=model.config.image_size)
-    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
-    assert check.difference < 1e-4
+    assert measure_export_difference(model, tmp_path) < 1e-4

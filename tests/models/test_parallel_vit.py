@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from support.family_checks import count_parameters, measure_export_difference, train_on_bundled_images
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, write_checkpoint
 from support.noisy_weights import add_weight_noise
 from support.reference_logits import read_reference
@@ -15,14 +16,11 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.cli import build_app
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention, find_attention_layers
 from vitrail.inspection.rollout import attention_rollout
 from vitrail.models.parallel_vit import ParallelViT, ParallelViTConfig
 from vitrail.models.token_merging import add_token_merging
-from vitrail.train.run_folder import RunFolder
 
 TOY = ParallelViTConfig(image_size=(16, 24), patch_size=8, width=16, depth=2, heads=2, classes=5, layer_scale=0.5)
 
@@ -81,9 +79,7 @@ def test_timm_opens_our_folder(tmp_path: Path) -> None:
     ],
 )
 def test_parameters_of_timm_and_the_authors(name: str, count: int) -> None:
-    with torch.device("meta"):
-        model = vitrail.create(name)
-    assert sum(weight.numel() for weight in model.parameters()) == count
+    assert count_parameters(name) == count
 
 
 @torch.no_grad()
@@ -178,16 +174,11 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     model = add_weight_noise(ParallelViT(TOY), std=0.2)
-    how = Preprocessing(image_size=model.config.image_size)
-    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
-    assert check.difference < 1e-4
+    assert measure_export_difference(model, tmp_path) < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
     fields = "image_size=28 patch_size=7 width=64 depth=2 heads=2 mlp_width=128 layer_scale=none"
-    settings = [word for field in fields.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "ViT-S18x2", *settings, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    assert train_on_bundled_images("ViT-S18x2", fields, tmp_path) >= 0.80

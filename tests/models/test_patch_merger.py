@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.family_checks import measure_export_difference, train_on_bundled_images
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.cli import build_app
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import ConfigError
 from vitrail.models.patch_merger import MergedViT, PatchMerger, PatchMergerConfig
 from vitrail.models.vit import ViT, ViTConfig
-from vitrail.train.run_folder import RunFolder
 
 TOY = PatchMergerConfig(image_size=(16, 24), patch_size=8, width=16, depth=3, heads=2, merged=4, classes=5)
 
@@ -101,16 +100,11 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     model = add_weight_noise(MergedViT(TOY), std=0.2)
-    how = Preprocessing(image_size=model.config.image_size)
-    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
-    assert check.difference < 1e-4
+    assert measure_export_difference(model, tmp_path) < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
     fields = "image_size=28 patch_size=7 width=64 depth=4 heads=2 mlp_width=128 merged=4"
-    settings = [word for field in fields.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "patch_merger_tiny_patch16_224", *settings]
-    build_app()([*words, "--out", str(tmp_path / "run")], exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    assert train_on_bundled_images("patch_merger_tiny_patch16_224", fields, tmp_path) >= 0.80

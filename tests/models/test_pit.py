@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from support.family_checks import measure_export_difference, train_on_bundled_images
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise
 from timm.models import save_for_hf
@@ -17,13 +18,11 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.cli import build_app
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
 from vitrail.models.pit import PRESETS, PiT, PiTConfig
 from vitrail.report.model_report import build_model_report
 from vitrail.train.optim import list_weights
-from vitrail.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not specify")
 TOY = PiTConfig(
@@ -261,9 +260,7 @@ def test_figures_and_report() -> None:
 
 @pytest.mark.slow
 def test_export_with_any_batch(tmp_path: Path) -> None:
-    how = vitrail.Preprocessing(image_size=(40, 32))
-    _, check = vitrail.export_model(toy(image_size=(40, 32), distilled=True), tmp_path / "shipped", preprocessing=how)
-    assert check.difference <= 1e-4
+    assert measure_export_difference(toy(image_size=(40, 32), distilled=True), tmp_path) <= 1e-4
 
 
 FASHION = "image_size=28 patch_size=4 stride=2 stages=[1,2,1] widths=[32,64,128] heads=[2,4,8]"
@@ -272,10 +269,7 @@ FASHION = "image_size=28 patch_size=4 stride=2 stages=[1,2,1] widths=[32,64,128]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = [word for field in FASHION.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "pit_ti_224", *fields, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    assert train_on_bundled_images("pit_ti_224", FASHION, tmp_path) >= 0.80
 
 
 def test_presets_have_aliases_as_in_the_paper() -> None:

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from support.family_checks import measure_export_difference, train_on_bundled_images
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
@@ -16,12 +17,10 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.cli import build_app
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.train.optim import list_weights
-from vitrail.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")
 TOY = PVTv2Config(
@@ -161,9 +160,7 @@ def test_maps_of_fewer_keys(pooled: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pooled", [False, True])
 def test_export_with_any_batch(pooled: bool, tmp_path: Path) -> None:
-    how = vitrail.Preprocessing(image_size=56)
-    _, check = vitrail.export_model(toy(image_size=56, pooled=pooled), tmp_path / "shipped", preprocessing=how)
-    assert check.difference <= 1e-4
+    assert measure_export_difference(toy(image_size=56, pooled=pooled), tmp_path) <= 1e-4
 
 
 def test_export_for_all_sizes_is_refused(tmp_path: Path) -> None:
@@ -178,7 +175,4 @@ FASHION = "image_size=28 stages=[2,2] widths=[48,96] heads=[1,2] reductions=[2,1
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = [word for field in FASHION.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "pvt_v2_b0", *fields, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    assert train_on_bundled_images("pvt_v2_b0", FASHION, tmp_path) >= 0.80

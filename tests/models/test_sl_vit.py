@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.family_checks import check_preset_is_inferred, measure_export_difference, train_on_bundled_images
 from support.layout_round_trip import assert_same_tensors, write_checkpoint
 from support.noisy_weights import add_weight_noise
 from support.reference_logits import read_reference
@@ -15,14 +16,9 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import load, read, write
-from vitrail.checkpoint.config_from_shapes import infer_config
-from vitrail.cli import build_app
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
-from vitrail.models.catalog import find_preset
 from vitrail.models.sl_vit import SLViT, SLViTConfig, add_shifted_copies, infer_patch
-from vitrail.train.run_folder import RunFolder
 
 TOY = SLViTConfig(image_size=(16, 24), patch_size=8, width=16, depth=2, heads=2, classes=5)
 
@@ -154,10 +150,7 @@ def test_another_size_is_resampled_and_another_patch_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["sl_vit_patch4_32", "sl_vit_patch8_64"])
 def test_presets_are_inferred_from_their_shapes(name: str) -> None:
-    family, preset = find_preset(name)
-    with torch.device("meta"):
-        tensors = vitrail.create(name).state_dict()
-    assert family.configure(**infer_config(tensors, family, {}).config) == preset
+    check_preset_is_inferred(name)
 
 
 def test_heads_without_local_attention_follow_from_the_published_width(tmp_path: Path) -> None:
@@ -185,16 +178,11 @@ def test_wrong_values_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
     model = add_weight_noise(SLViT(TOY), std=0.2)
-    how = Preprocessing(image_size=model.config.image_size)
-    _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how)
-    assert check.difference < 1e-4
+    assert measure_export_difference(model, tmp_path) < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
     fields = "image_size=28 patch_size=7 width=64 depth=4 heads=4"
-    settings = [word for field in fields.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "SL-ViT", *settings, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.83
+    assert train_on_bundled_images("SL-ViT", fields, tmp_path) >= 0.83

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from support.family_checks import measure_export_difference
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
 from timm.models import save_for_hf
@@ -383,9 +384,7 @@ def test_figures() -> None:
 
 @pytest.mark.parametrize("version", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_export_with_any_batch(version: int, tmp_path: Path) -> None:
-    how = vitrail.Preprocessing(image_size=64)
-    _, check = vitrail.export_model(toy(version), tmp_path / "shipped", preprocessing=how)
-    assert check.difference <= 1e-4
+    assert measure_export_difference(toy(version), tmp_path) <= 1e-4
 
 
 def test_export_for_all_sizes_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from support.family_checks import measure_export_difference, train_on_bundled_images
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise
 from timm.models.twins import Twins as TimmTwins
@@ -16,13 +17,11 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.cli import build_app
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
 from vitrail.layers.attention import SelfAttention
 from vitrail.models.twins import PRESETS, MaskedWindowAttention, Twins, TwinsConfig
 from vitrail.train.optim import list_weights
-from vitrail.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")
 TOY = TwinsConfig(
@@ -207,9 +206,7 @@ def test_figures() -> None:
 
 def test_export_with_any_batch(tmp_path: Path) -> None:
     """timm's does not export: its attention is 5-D."""
-    how = vitrail.Preprocessing(image_size=(64, 56))  # padded
-    _, check = vitrail.export_model(toy(image_size=(64, 56)), tmp_path / "shipped", preprocessing=how)
-    assert check.difference <= 1e-4
+    assert measure_export_difference(toy(image_size=(64, 56)), tmp_path) <= 1e-4
 
 
 def test_presets_have_aliases() -> None:
@@ -229,7 +226,4 @@ FASHION = "image_size=28 patch_size=2 stages=[2,2] widths=[24,48] heads=[2,4] wi
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = [word for field in FASHION.split() for word in ("--set", field)]
-    words = ["train", "--recipe", "fashion", "--model", "twins_svt_small", *fields, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    assert train_on_bundled_images("twins_svt_small", FASHION, tmp_path) >= 0.80
