@@ -1,7 +1,7 @@
-"""Learnable memory (Sandler 2022, arXiv 2203.15243): a frozen ViT learns another task by a few tokens in each layer.
+"""Learnable memory (Sandler 2022, arXiv 2203.15243): a frozen ViT learns a new task from a few tokens per layer.
 
-A new token, the task token, attends to all tokens and to m learned rows of memory; the tokens of the old ViT see
-neither, so that its answer stays the same. Only the memory, the task token and the new head are trained.
+A new token, the task token, attends to all tokens and to m learned memory tokens. The tokens of the frozen ViT attend
+to neither, so its logits do not change. Only the memory, the task token and the new head are trained.
 B batch, n = h·w patches, N = 2 + n tokens (class, task, patches), D width, L layers.
 """
 
@@ -99,7 +99,7 @@ class MemoryViT(ImageModel):
         return self.head(tokens[:, 1])
 
     def old_logits(self, images: Tensor) -> Tensor:
-        """What the frozen ViT answers, to the bit as without memory: (B, C, H, W) → (B, old_classes)."""
+        """The logits of the frozen ViT, bit-identical to those without memory: (B, C, H, W) → (B, old_classes)."""
         return self.old_head(self.tokens(images)[:, 0])
 
 
