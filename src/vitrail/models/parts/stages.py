@@ -9,7 +9,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.positions import Grid
 
 
-def check_stages(stages: tuple[int, ...], **parts: tuple[int, ...]) -> None:
+def check_stages(stages: tuple[int, ...], **parts: tuple[float, ...]) -> None:
     """Check that there are stages, and as many of each of the other parts."""
     if not stages:
         raise ConfigError("stages is (); expected at least one number, the blocks of a stage")
