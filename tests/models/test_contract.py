@@ -56,6 +56,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "pvt_v2",
         {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "reductions": (2, 1), "mlp_ratios": (2.0, 3.0)},
     ),
+    "crossformer": (
+        "crossformer",
+        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (4, 3), "intervals": (2, 1)},
+    ),
+    "crossformer, cooling": (
+        "crossformer",
+        {
+            "stages": (4, 1),
+            "widths": (16, 32),
+            "heads": (2, 2),
+            "windows": (3, 3),
+            "intervals": (2, 1),
+            "cooling": True,
+        },
+    ),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
