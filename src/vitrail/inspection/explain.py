@@ -233,6 +233,8 @@ class Explainer:
         index = find_token_index(name, self.model.prefix_tokens, captured.patch_grid)
         if index is None:
             return compute_classifier_token_weights(captured).cpu().numpy()
+        if "," in name:  # there may be more tokens before the patches than names
+            index += captured.prefix - self.model.prefix
         return np.eye(captured.token_count, dtype=np.float32)[index : index + 1]
 
     @torch.no_grad()
