@@ -72,6 +72,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "regionvit": ("regionvit", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "window": 4}),
+    "scalablevit": (
+        "scalablevit",
+        {
+            "stages": (2, 2),
+            "widths": (16, 32),
+            "heads": (2, 2),
+            "windows": (4, 3),
+            "reductions": (2, 1),
+            "key_ratios": (1.5, 1.0),
+            "head_width": 24,
+        },
+    ),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
