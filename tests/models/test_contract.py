@@ -84,6 +84,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_width": 24,
         },
     ),
+    "sepvit": (
+        "sepvit",
+        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (2, 2), "odd_windows": (4, 2)},
+    ),
+    "sepvit, one window": (
+        "sepvit",
+        {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": (4, 8), "odd_windows": (4, 8)},
+    ),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
