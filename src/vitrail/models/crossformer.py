@@ -17,14 +17,14 @@ from vitrail.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.init import init_small_linear
 from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.stages import check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import (
     count_classes,
     count_distinct_numbers_in_names,
@@ -141,16 +141,7 @@ class CrossFormer(ImageModel):
 
 def make_levels(config: CrossFormerConfig) -> tuple[Level, ...]:
     strides = [config.kernels[0] * config.merge_kernels[0] ** stage for stage in range(len(config.stages))]
-    check_grid(pair(config.image_size), pair(strides[-1]))
-    return tuple(
-        Level(
-            grid=check_grid(pair(config.image_size), pair(stride)),
-            stride=pair(stride),
-            width=config.widths[stage],
-            blocks=tuple(f"layers.{stage}.blocks.{number}" for number in range(config.stages[stage])),
-        )
-        for stage, stride in enumerate(strides)
-    )
+    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "layers.{}.blocks.{}")
 
 
 class CrossFormerStage(nn.Module):

@@ -17,7 +17,7 @@ from vitrail.layers.attention import AttentionLayer, attention, merge_heads, spl
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import make_same_name_entries
@@ -25,7 +25,7 @@ from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.stages import check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import MaskedWindowAttention
 
@@ -71,17 +71,8 @@ class ScalableViTConfig:
 
 
 def make_levels(config: ScalableViTConfig) -> tuple[Level, ...]:
-    strides = [pair(config.stride * 2**stage) for stage in range(len(config.stages))]
-    check_grid(pair(config.image_size), strides[-1])
-    return tuple(
-        Level(
-            grid=check_grid(pair(config.image_size), stride),
-            stride=stride,
-            width=config.widths[stage],
-            blocks=tuple(f"stages.{stage}.{number}" for number in range(config.stages[stage])),
-        )
-        for stage, stride in enumerate(strides)
-    )
+    strides = [config.stride * 2**stage for stage in range(len(config.stages))]
+    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "stages.{}.{}")
 
 
 class ScalableViT(ImageModel):

@@ -18,14 +18,14 @@ from vitrail.layers.attention import SelfAttention, attention, merge_heads, spli
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.stages import check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import TokenWindows, WindowAttention, Windows
 
@@ -72,17 +72,8 @@ class SepViTConfig:
 
 
 def make_levels(config: SepViTConfig) -> tuple[Level, ...]:
-    strides = [pair(config.stride * 2**stage) for stage in range(len(config.stages))]
-    check_grid(pair(config.image_size), strides[-1])
-    return tuple(
-        Level(
-            grid=check_grid(pair(config.image_size), stride),
-            stride=stride,
-            width=config.widths[stage],
-            blocks=tuple(f"blocks.{stage}.{number}" for number in range(config.stages[stage])),
-        )
-        for stage, stride in enumerate(strides)
-    )
+    strides = [config.stride * 2**stage for stage in range(len(config.stages))]
+    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "blocks.{}.{}")
 
 
 class SepViT(ImageModel):

@@ -22,7 +22,7 @@ from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
-from vitrail.models.parts.stages import check_stages, unflatten_map
+from vitrail.models.parts.stages import check_stages, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import MaskedWindowAttention
 
@@ -152,14 +152,8 @@ class Twins(ImageModel):
 
 
 def make_levels(config: TwinsConfig) -> tuple[Level, ...]:
-    levels = list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        stride = pair(config.patch_size * 2**stage)
-        blocks = tuple(f"blocks.{stage}.{number}" for number in range(depth))
-        levels.append(
-            Level(grid=check_grid(pair(config.image_size), stride), stride=stride, width=width, blocks=blocks)
-        )
-    return tuple(levels)
+    strides = [config.patch_size * 2**stage for stage in range(len(config.stages))]
+    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "blocks.{}.{}")
 
 
 PRESETS = {
