@@ -52,7 +52,7 @@ def count_patches(model: nn.Module) -> tuple[int, int]:
     kind = type(model).__name__
     if not isinstance(model, ImageModel) or len(model.levels) > 1 or not model.final_norm:
         raise ConfigError(f"{kind} has no blocks of tokens to sample; {SUPPORTED_MODELS_HINT}")
-    blocks: list[Any] = [model.get_submodule(name) for name in model.levels[0].blocks]
+    blocks: list[Any] = [model.get_submodule(name) for level in model.levels for name in level.blocks]
     if isinstance(blocks[0], SamplingBlocks):
         raise ConfigError(f"this {kind} samples tokens already; expected the model it was made from")
     if any(type(block) is not Block or type(block.attn) is not SelfAttention for block in blocks):
