@@ -177,6 +177,10 @@ def test_maps_of_regions() -> None:
         subject.explain(PHOTO, "rollout")
     with pytest.raises(ConfigError, match="method 'norms' needs a model with blocks and a final norm"):
         subject.explain(PHOTO, "norms")
+    with pytest.raises(
+        ConfigError, match="RegionViT declares no blocks of tokens; expected a transformer with a final"
+    ):
+        vitrail.look(subject, [PHOTO])
 
 
 @pytest.mark.slow

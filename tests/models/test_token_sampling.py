@@ -104,6 +104,14 @@ def test_dropped_patches_do_not_matter_later_and_fewer_samples_keep_fewer() -> N
         assert not (kept[:, 1:] & ~kept[:, :-1]).any()  # what is dropped stays dropped
 
 
+@torch.no_grad()
+def test_half_precision() -> None:
+    sampling = add_token_sampling(toy().bfloat16(), first=1)
+    logits = sampling(images(2).bfloat16())
+    assert logits.dtype == torch.bfloat16
+    assert logits.isfinite().all()
+
+
 def test_gradients_flow() -> None:
     model = toy(stochastic_depth=0.1)
     add_token_sampling(model).train()(images()).square().sum().backward()

@@ -100,7 +100,8 @@ def run_sampling_block(block: Any, x: Tensor, places: Tensor, samples: int) -> t
     prefix = x.shape[1] - places.shape[1]
     real = torch.cat([places.new_ones(len(x), prefix, dtype=torch.bool), places >= 0], dim=1)  # (B, N)
     q, k, v, _ = attn.project(block.norm1(x))
-    kept = sample_patches(score_tokens(q[:, :, :1], k, v, real)[:, prefix:], places >= 0, samples)
+    scores = score_tokens(q[:, :, :1].float(), k.float(), v.float(), real)  # half precision would merge small ones
+    kept = sample_patches(scores[:, prefix:], places >= 0, samples)
     order = kept.long().argsort(dim=1, descending=True, stable=True)[:, : int(kept.sum(1).max())]  # (B, M)
     places = places.gather(1, order).masked_fill(~kept.gather(1, order), -1)
     first = torch.arange(prefix, device=x.device).expand(len(x), -1)
