@@ -172,6 +172,10 @@ def test_maps_of_regions() -> None:
     of_head = subject.explain(PHOTO, "attention", layer=0).map  # of all region tokens
     shares = captured.maps[0].mean(1)[:, 0, 1:]  # (R, m)
     np.testing.assert_allclose(of_head[4:8, :4], shares[2].reshape(4, 4) / shares.sum(), rtol=1e-4)
+    assert subject.explain(PHOTO, "attention", layer=1).map.shape == (6, 4)  # without the padding to 8×4
+    last = subject.explain(PHOTO, "heads", layer=2, token="5,3").maps
+    assert last.shape == (1, 4, 6, 4)
+    assert last.sum((-2, -1)) == pytest.approx(1)
     changes = "the grid changes from 12×8 to 6×4 between layers 0 and 1"
     with pytest.raises(ConfigError, match=f"^method 'rollout' is undefined for this model: {changes}"):
         subject.explain(PHOTO, "rollout")
