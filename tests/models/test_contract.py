@@ -56,6 +56,42 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "pvt_v2",
         {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "reductions": (2, 1), "mlp_ratios": (2.0, 3.0)},
     ),
+    "crossformer": (
+        "crossformer",
+        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (4, 3), "intervals": (2, 1)},
+    ),
+    "crossformer, cooling": (
+        "crossformer",
+        {
+            "stages": (4, 1),
+            "widths": (16, 32),
+            "heads": (2, 2),
+            "windows": (3, 3),
+            "intervals": (2, 1),
+            "cooling": True,
+        },
+    ),
+    "regionvit": ("regionvit", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "window": 4}),
+    "scalablevit": (
+        "scalablevit",
+        {
+            "stages": (2, 2),
+            "widths": (16, 32),
+            "heads": (2, 2),
+            "windows": (4, 3),
+            "reductions": (2, 1),
+            "key_ratios": (1.5, 1.0),
+            "head_width": 24,
+        },
+    ),
+    "sepvit": (
+        "sepvit",
+        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (2, 2), "odd_windows": (4, 2)},
+    ),
+    "sepvit, one window": (
+        "sepvit",
+        {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": (4, 8), "odd_windows": (4, 8)},
+    ),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
