@@ -18,6 +18,11 @@ def check_stages(stages: tuple[int, ...], **parts: tuple[int, ...]) -> None:
             raise ConfigError(f"{len(stages)} stages and {len(values)} {name}; expected one per stage")
 
 
+def halve_grid(grid: Grid) -> Grid:
+    """Rows and columns of every second place: rounded up."""
+    return (grid[0] + 1) // 2, (grid[1] + 1) // 2
+
+
 def flatten_map(x: Tensor) -> Tensor:
     """Each place of a map as a token, row by row: (B, D, h, w) → (B, n, D)."""
     return x.flatten(2).transpose(1, 2)

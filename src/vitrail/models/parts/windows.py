@@ -32,6 +32,11 @@ class Windows:
         return -(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1])
 
     @property
+    def spacing(self) -> Grid:
+        """Rows and columns of the grid from a token of a window to the next."""
+        return (1, 1)
+
+    @property
     def padding(self) -> Grid:
         """Rows and columns that are added to the grid."""
         rows, columns = (count * side for count, side in zip(self.counts, self.size, strict=True))
@@ -74,6 +79,24 @@ class Windows:
         return self.split(torch.ones(1, self.grid[0] * self.grid[1], 1, device=device))[..., 0] > 0
 
 
+@dataclass(frozen=True)
+class SpreadWindows(Windows):
+    """A grid cut into windows whose tokens lie evenly over all of it, as far apart as there are windows."""
+
+    @property
+    def spacing(self) -> Grid:
+        return self.counts
+
+    def split(self, x: Tensor) -> Tensor:
+        rows, columns = self.counts
+        x = x.unflatten(1, self.grid).unflatten(2, (-1, columns)).unflatten(1, (-1, rows))  # (B, r, h/r, c, w/c, D)
+        return x.permute(0, 2, 4, 1, 3, 5).flatten(3, 4).flatten(0, 2)
+
+    def join(self, x: Tensor) -> Tensor:
+        x = x.unflatten(0, (-1, *self.counts)).unflatten(3, self.size)  # (B, h/r, w/c, r, c, D)
+        return x.permute(0, 3, 1, 4, 2, 5).flatten(1, 4)
+
+
 class OffsetBias(nn.Module):
     """A learned bias of the attention per head and offset, key − query, in rows and columns: (H, 2r−1, 2c−1)."""
 
@@ -84,6 +107,12 @@ class OffsetBias(nn.Module):
     def forward(self, size: Grid) -> Tensor:
         """For all pairs of tokens of a window, which may be smaller than the largest: (H, m, m)."""
         return look_up_offsets(self.table, size)
+
+
+def mirror_offsets(table: Tensor) -> Tensor:
+    """A table by offset from one by distance in rows and columns: (H, r, c) → (H, 2r−1, 2c−1)."""
+    table = torch.cat([table[:, 1:].flip(1), table], dim=1)
+    return torch.cat([table[:, :, 1:].flip(2), table], dim=2)
 
 
 def look_up_offsets(table: Tensor, size: Grid) -> Tensor:
