@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "reductions": (2, 1), "mlp_ratios": (2.0, 3.0)},
     ),
     "levit": ("levit", {"convolutions": 2, "stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "key_width": 4}),
+    "cvt": ("cvt", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2)}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
