@@ -58,6 +58,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "levit": ("levit", {"convolutions": 2, "stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "key_width": 4}),
     "cvt": ("cvt", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2)}),
+    "mobilevit": (
+        "mobilevit",
+        {
+            "convolutions": (1, 2, 1),
+            "stages": (0, 1, 2),
+            "widths": (8, 16, 24),
+            "token_widths": (0, 16, 32),
+            "heads": 2,
+        },
+    ),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
