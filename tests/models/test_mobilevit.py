@@ -197,6 +197,19 @@ def test_processors_of_transformers(tmp_path: Path) -> None:
         write(toy(), tmp_path / "custom", "hf")
 
 
+def test_files_of_the_authors(tmp_path: Path) -> None:
+    """Stages are counted from 1, the norm after the last block is one of the blocks, and images have blue first."""
+    model = vitrail.create("mobilevit_xxs", classes=5)
+    write(model, tmp_path / "mobilevit.pt", "authors")
+    tensors = torch.load(tmp_path / "mobilevit.pt")
+    assert {"layer_2.2.block.red_1x1.block.norm.running_var", "layer_4.1.global_rep.4.weight"} <= tensors.keys()
+    assert {"layer_5.1.global_rep.2.pre_norm_mha.1.qkv_proj.bias", "classifier.fc.weight"} <= tensors.keys()
+    assert torch.equal(tensors["conv_1.block.conv.weight"], model.get_parameter("stem.conv.weight").flip(1))
+    loaded = read(tmp_path / "mobilevit.pt")
+    assert loaded.layout == "authors"
+    assert_same_tensors(loaded.model.state_dict(), model.state_dict())
+
+
 def test_layer_decay_levels() -> None:
     levels = {weight.name: weight.level for weight in list_weights(toy())}
     assert levels["stem.conv.weight"] == 0

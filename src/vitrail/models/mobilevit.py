@@ -20,7 +20,7 @@ from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
-from vitrail.models.name_entries import THREE_PARTS, NameEntry, make_entry, make_same_name_entries
+from vitrail.models.name_entries import THREE_PARTS, NameEntry, TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts.convnet_names import BATCH_NORM_PARTS, make_preset_card
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
@@ -86,16 +86,13 @@ class MobileViT(ImageModel):
         self.heads = (("mean", "head.fc"),) if config.classes else ()
         self.stem = SiluConv(config.channels, config.stem_width, 3, 2)
         self.stages, before = nn.ModuleList(), config.stem_width
-        for stage, (count, depth, width) in enumerate(
-            zip(config.convolutions, config.stages, config.widths, strict=True)
-        ):
+        for stage, width in enumerate(config.widths):
             blocks = list[nn.Module]()
-            for number in range(count):
+            for number in range(config.convolutions[stage]):
                 blocks.append(InvertedResidual(before, width, 2 if stage and not number else 1, config.expansion))
                 before = width
-            if depth:
-                tokens = make_token_blocks(config, stage)
-                blocks.append(MobileViTBlock(width, config.token_widths[stage], tokens))
+            if config.stages[stage]:
+                blocks.append(MobileViTBlock(width, config.token_widths[stage], make_token_blocks(config, stage)))
             self.stages.append(nn.Sequential(*blocks))
         self.final_conv = SiluConv(before, self.feature_width)
         self.head = nn.ModuleDict({"fc": make_head(self.feature_width, config.classes)})
@@ -275,14 +272,28 @@ def make_conv_entries(
     return [make_entry(f"{theirs}.{conv}.weight", f"{ours}.conv.weight"), *norms]
 
 
-INVERTED = {"conv1_1x1": "expand_1x1", "conv2_kxk": "conv_3x3", "conv3_1x1": "reduce_1x1"}
-AROUND = {"conv_kxk": "conv_kxk", "conv_proj": "conv_projection", "conv_fusion": "fusion"}
+INVERTED = {  # ours, which are timm's; transformers' and the authors'
+    "conv1_1x1": ("expand_1x1", "block.exp_1x1"),
+    "conv2_kxk": ("conv_3x3", "block.conv_3x3"),
+    "conv3_1x1": ("reduce_1x1", "block.red_1x1"),
+}
+AROUND = {
+    "conv_kxk": ("conv_kxk", "local_rep.conv_3x3"),
+    "conv_proj": ("conv_projection", "conv_proj"),
+    "conv_fusion": ("fusion", "fusion"),
+}
+BLOCK_PARTS = {
+    "norm1": ("layernorm_before", "pre_norm_mha.0"),
+    "attn.proj": ("attention.output.dense", "pre_norm_mha.1.out_proj"),
+    "norm2": ("layernorm_after", "pre_norm_ffn.0"),
+    "mlp.fc1": ("intermediate.dense", "pre_norm_ffn.1"),
+    "mlp.fc2": ("output.dense", "pre_norm_ffn.4"),
+}
 TIMM_CONVS = ("stem", "final_conv", *(f"stages.#.#.{name}" for name in (*INVERTED, *AROUND)))
-BLOCK_PARTS = ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc#")
 TIMM_TABLE = (
     *(row for name in TIMM_CONVS for row in make_conv_entries(name, name, "conv", "bn")),
     *make_same_name_entries("stages.#.#.conv_1x1.weight", "stages.#.#.norm.*", "head.fc.*"),
-    *make_same_name_entries(*(f"stages.#.#.transformer.#.{part}.*" for part in BLOCK_PARTS)),
+    *make_same_name_entries(*(f"stages.#.#.transformer.#.{part}.*" for part in ("attn.qkv", *BLOCK_PARTS))),
 )
 
 
@@ -293,21 +304,36 @@ def make_hf_table() -> tuple[NameEntry, ...]:
     for stage, depth in enumerate(MobileViTConfig().stages):
         theirs, ours = f"encoder.layer.{stage}.", f"stages.{stage}."
         place, number = ("downsampling_layer", "0") if depth else ("layer.#", "#")
-        for mine, its in INVERTED.items():
+        for mine, (its, _) in INVERTED.items():
             rows += make_conv_entries(f"{theirs}{place}.{its}", f"{ours}{number}.{mine}")
-        for mine, its in AROUND.items():
+        for mine, (its, _) in AROUND.items():
             rows += make_conv_entries(f"{theirs}{its}", f"{ours}1.{mine}")
     theirs, ours = "encoder.layer.#.transformer.layer.#.", "stages.#.1.transformer.#."
-    parts = {"norm1": "layernorm_before", "norm2": "layernorm_after", "attn.proj": "attention.output.dense"}
-    parts |= {"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}
     maps = [f"{theirs}attention.attention.{name}.*" for name in ("query", "key", "value")]
     return (
         *rows,
         make_entry("encoder.layer.#.conv_1x1.convolution.weight", "stages.#.1.conv_1x1.weight"),
         make_entry("encoder.layer.#.layernorm.*", "stages.#.1.norm.*"),
         make_entry(maps, f"{ours}attn.qkv.*", THREE_PARTS),
-        *(make_entry(f"{theirs}{its}.*", f"{ours}{mine}.*") for mine, its in parts.items()),
+        *(make_entry(f"{theirs}{its}.*", f"{ours}{mine}.*") for mine, (its, _) in BLOCK_PARTS.items()),
     )
+
+
+def make_authors_table() -> tuple[NameEntry, ...]:
+    """Stages are counted from 1; the norm after the last block of a transformer is counted as a block."""
+    flip = TensorTransform(lambda parts: parts[0].flip(1), lambda kernel, _: [kernel.flip(1)])
+    rows = [make_entry("conv_1.block.conv.weight", "stem.conv.weight", flip)]  # their images have blue first
+    names = {"stem": "conv_1", "final_conv": "conv_1x1_exp"}
+    names |= {f"stages.#.#.{ours}": f"layer_%.#.{theirs}" for ours, (_, theirs) in (INVERTED | AROUND).items()}
+    for ours, theirs in names.items():
+        rows += make_conv_entries(theirs, ours, "block.conv", "block.norm")
+    for stage, depth in enumerate(MobileViTConfig().stages):
+        rows.append(make_entry(f"layer_{stage + 1}.#.global_rep.{depth}.*", f"stages.{stage}.#.norm.*"))
+    blocks = {ours: theirs for ours, (_, theirs) in BLOCK_PARTS.items()} | {"attn.qkv": "pre_norm_mha.1.qkv_proj"}
+    for ours, theirs in blocks.items():
+        rows.append(make_entry(f"layer_%.#.global_rep.#.{theirs}.*", f"stages.#.#.transformer.#.{ours}.*"))
+    rows.append(make_entry("layer_%.#.local_rep.conv_1x1.block.conv.weight", "stages.#.#.conv_1x1.weight"))
+    return (*rows, make_entry("classifier.fc.*", "head.fc.*"))
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -343,6 +369,13 @@ SOURCES = (
             "model_args": ("in_chans", "num_classes"),
             "pretrained_cfg": {"crop_pct": 0.9, **PLAIN_PIXELS},
         },
+    ),
+    side.SourceNames(
+        layout="authors",
+        table=make_authors_table(),
+        markers=("conv_1.block.conv.weight", "layer_3.1.fusion.block.conv.weight"),
+        supported={"stages": (MobileViTConfig().stages,)},
+        details={"wrapper": "", "preprocessing": {"crop": 256 / 288, "interpolation": "bilinear", **PLAIN_PIXELS}},
     ),
     side.SourceNames(
         layout="hf",
