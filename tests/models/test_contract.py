@@ -92,6 +92,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "sepvit",
         {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": (4, 8), "odd_windows": (4, 8)},
     ),
+    "levit": ("levit", {"convolutions": 2, "stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "key_width": 4}),
+    "cvt": ("cvt", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2)}),
+    "mobilevit": (
+        "mobilevit",
+        {
+            "convolutions": (1, 2, 1),
+            "stages": (0, 1, 2),
+            "widths": (8, 16, 24),
+            "token_widths": (0, 16, 32),
+            "heads": 2,
+        },
+    ),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 
@@ -144,7 +156,8 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
         assert [name for name in called if name in ordered] == list(ordered)
     if model.first_filters:
         assert model.get_parameter(model.first_filters).shape[1] == 3
-    assert {len(each) for _, name in model.heads for each in model.get_submodule(name).parameters()} == {5}
+    parts = [part for _, name in model.heads for part in model.get_submodule(name).modules()]
+    assert {len(each) for part in parts if isinstance(part, nn.Linear) for each in part.parameters()} == {5}
     assert not build(case, classes=0).heads
     assert build(case, classes=0)(images).shape == (1, model.feature_width)
     if model.no_tokens_reason:

@@ -271,7 +271,7 @@ def compute_token_maps_by_layer(
     if options.method in ("attention", "heads"):
         return [
             [
-                multiply_row_in_windows(token, fill_missing_queries(fuse_heads(one, fuse)), cut)
+                multiply_row_in_windows(token, fill_rows(fuse_heads(one, fuse), token.shape[-1]), cut)
                 for (one,) in separate_heads_if_all([each], options)
             ]
             for each, cut in zip(maps, windows, strict=True)
@@ -286,6 +286,11 @@ def compute_token_maps_by_layer(
         ]
         for end in ends
     ]
+
+
+def fill_rows(attended: NDArray[Any], tokens: int) -> NDArray[Any]:
+    """Add rows for tokens that are not queries, unless queries and keys are on two grids: (…, Nq, N) → (…, N, N)."""
+    return attended if attended.shape[-2] == tokens else fill_missing_queries(attended)
 
 
 def multiply_row_in_windows(token: NDArray[Any], attended: NDArray[Any], windows: Windows | None) -> NDArray[Any]:

@@ -17,7 +17,8 @@ from vitrail.models.checkpoint_side import SourceNames
 
 NAME = "authors"
 # `details` of a source: `kernel`, a tensor with as many rows as the model is wide, if heads follow from the width;
-# `wrapper`, the key of the tensors in a file, by default state_dict; `preprocessing`, where it is not the default one
+# `wrapper`, the key of the tensors in a file, by default state_dict; `preprocessing`, where it is not the default one;
+# `ignored`, a pattern of tensors that follow from the config
 
 
 def matches(contents: RawContents) -> bool:
@@ -36,6 +37,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         known={**heads, **known},
         policy="deit",
         preprocessing=partial(make_preprocessing, source),
+        ignore=source.details.get("ignored", ""),
         fixed_fields=layout.OWNER_FIXED_FIELDS,
     )
     return layout.translate_checkpoint(contents, model)

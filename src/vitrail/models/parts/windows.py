@@ -120,6 +120,12 @@ class OffsetBias(nn.Module):
         return look_up_offsets(self.table, size)
 
 
+def mirror_offsets(table: Tensor) -> Tensor:
+    """A table by offset from one by distance in rows and columns: (H, r, c) → (H, 2r−1, 2c−1)."""
+    table = torch.cat([table[:, 1:].flip(1), table], dim=1)
+    return torch.cat([table[:, :, 1:].flip(2), table], dim=2)
+
+
 def look_up_offsets(table: Tensor, size: Grid) -> Tensor:
     """The entry for the offset of each key from each query in a window: (H, 2r−1, 2c−1) → (H, m, m)."""
     row_middle, column_middle = table.shape[1] // 2, table.shape[2] // 2  # offset 0
