@@ -27,6 +27,7 @@ NAME = "hf"
 # `argument_fields`, our fields by entries of config.json; `ignored`, a pattern of tensors that follow from the config
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
 DECODER_SUFFIX = "_mae"  # of the type of a model with a decoder, after the type of its encoder: vit_mae
+LEAST_SQUASHED = 384  # pixels; larger images are not cropped by `crop_pct` of a processor
 DEFAULT_HEADS = 12  # if config.json does not specify them
 PILLOW_RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 DEFAULT_PREPROCESSING = {"crop": 1.0, "middle": "floored", "fit": "squash", "interpolation": "bilinear"}
@@ -176,6 +177,10 @@ def fields_from_processor(processor: Mapping[str, Any] | None, source: SourceNam
             "bicubic",
         ),
     }
+    share = layout.get_typed_field(processor, "crop_pct", float, 0.0)  # of ConvNeXt
+    if share and resized:
+        small = resized[0] < LEAST_SQUASHED
+        fields |= {"crop": share, "fit": "short_side"} if small else {"crop": 1.0, "fit": "squash"}
     for name, default in layout.HALF_MEAN_STD.items():
         given = processor.get(f"image_{name}", list(default))
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
@@ -186,7 +191,6 @@ def fields_from_processor(processor: Mapping[str, Any] | None, source: SourceNam
         "do_rescale": (True,),
         "resample": (2, 3),
         "rescale_factor": (1 / 255,),
-        "crop_pct": (None,),
     }
     for name, values in supported.items():
         if processor.get(name, values[0]) not in values:
@@ -215,7 +219,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     table = add_name_prefix(source.table, prefix, unless_containing="classifier")  # heads
     card = make_hf_config(description, source)
     make_folder(path)
-    layout.rename_and_write_tensors(NAME, renamed, table, config["heads"], path / WEIGHT_FILES[0])
+    layout.rename_and_write_tensors(NAME, renamed, table, config.get("heads", 1), path / WEIGHT_FILES[0])
     texts = {CONFIG_FILE: card}
     if description.preprocessing is not None:
         texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing)
