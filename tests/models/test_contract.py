@@ -56,6 +56,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "pvt_v2",
         {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "reductions": (2, 1), "mlp_ratios": (2.0, 3.0)},
     ),
+    "maxvit": ("maxvit", {"stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "stem_width": 8, "window": 4}),
+    "maxvit, torchvision": (
+        "maxvit",
+        {"stages": (2,), "widths": (16,), "heads": (2,), "stem_width": 8, "constants": "torchvision"},
+    ),
     "convnext": ("convnext", {"stages": (1, 2), "widths": (16, 24), "layer_scale": 0.5}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }

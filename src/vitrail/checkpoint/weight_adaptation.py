@@ -23,6 +23,7 @@ from vitrail.models.contract import ImageModel
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
     *("stage_dropout", "answer", "feature_layer", "mlp_dropout", "windows", "trained_windows"),
+    "window",
 )
 RESAMPLING_FUNCTIONS = {"sums": resample_projection, "map": resample_map}  # of positions otherwise
 

@@ -19,17 +19,23 @@ class Windows:
     """A grid cut into windows from the top left; the last ones are padded with zeros.
 
     With a `shift`, the first windows start so many rows and columns later, and the last ones hold, next to the end of
-    the grid, its beginning: `regions` tells these parts apart.
+    the grid, its beginning: `regions` tells these parts apart. With an `interval`, a window has every second, third, …
+    row and column, so that windows interleave.
     """
 
     grid: Grid
     size: Grid  # rows and columns of a window
     shift: Grid = (0, 0)
+    interval: Grid = (1, 1)  # rows and columns from one token of a window to the next
 
     @property
     def counts(self) -> Grid:
         """Windows along the rows and the columns."""
-        return -(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1])
+        rows, columns = self.interval
+        return (
+            -(-self.grid[0] // (self.size[0] * rows)) * rows,
+            -(-self.grid[1] // (self.size[1] * columns)) * columns,
+        )
 
     @property
     def padding(self) -> Grid:
@@ -44,13 +50,22 @@ class Windows:
             x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
         if any(self.shift):
             x = x.roll((-self.shift[0], -self.shift[1]), (1, 2))
+        if self.interval != (1, 1):
+            (rows, columns), (down, right) = self.size, self.interval
+            x = x.unflatten(2, (-1, columns, right)).unflatten(1, (-1, rows, down))  # (B, h/ri, r, i, w/cj, c, j, D)
+            return x.permute(0, 1, 4, 3, 6, 2, 5, 7).flatten(5, 6).flatten(0, 4)
         x = x.unflatten(2, (-1, self.size[1])).unflatten(1, (-1, self.size[0]))  # (B, h/r, r, w/c, c, D)
         return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
 
     def join(self, x: Tensor) -> Tensor:
         """The inverse of `split`, without the padding: (B·W, m, D) → (B, n, D)."""
-        x = x.unflatten(0, (-1, *self.counts)).unflatten(3, self.size)  # (B, h/r, w/c, r, c, D)
-        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        if self.interval != (1, 1):
+            (down, right), (rows, columns) = self.interval, self.counts
+            x = x.unflatten(1, self.size).unflatten(0, (-1, rows // down, columns // right, down, right))
+            x = x.permute(0, 1, 5, 3, 2, 6, 4, 7).flatten(4, 6).flatten(1, 3)
+        else:
+            x = x.unflatten(0, (-1, *self.counts)).unflatten(3, self.size)  # (B, h/r, w/c, r, c, D)
+            x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
         if any(self.shift):
             x = x.roll(self.shift, (1, 2))
         if any(self.padding):
