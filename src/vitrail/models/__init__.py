@@ -4,6 +4,6 @@ FAMILIES = (
     *("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "igpt", "resnet", "regnety"),  # read images
     "convnext",
     *("sl_vit", "parallel_vit", "deepvit", "crossvit", "patch_merger", "memory_vit"),
-    *("pit", "swin", "twins", "pvt_v2", "maxvit"),  # read images, at several levels
+    *("pit", "swin", "twins", "pvt_v2", "maxvit", "nest"),  # read images, at several levels
     *("transformer", "seq2seq"),  # read text
 )
