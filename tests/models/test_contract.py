@@ -104,6 +104,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "heads": 2,
         },
     ),
+    "maxvit": ("maxvit", {"stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "stem_width": 8, "window": 4}),
+    "maxvit, torchvision": (
+        "maxvit",
+        {"stages": (2,), "widths": (16,), "heads": (2,), "stem_width": 8, "constants": "torchvision"},
+    ),
+    "nest": ("nest", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2)}),
+    "nest, symmetric": (
+        "nest",
+        {"stages": (1, 1, 1), "widths": (16, 16, 16), "heads": (2, 2, 2), "padding": "symmetric"},
+    ),
+    "convnext": ("convnext", {"stages": (1, 2), "widths": (16, 24), "layer_scale": 0.5}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 

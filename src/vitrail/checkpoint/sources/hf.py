@@ -31,6 +31,7 @@ NAME = "hf"
 # images have blue first; `processor`, the name of one that does not normalise
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
 DECODER_SUFFIX = "_mae"  # of the type of a model with a decoder, after the type of its encoder: vit_mae
+LEAST_SQUASHED = 384  # pixels; larger images are not cropped by `crop_pct` of a processor
 DEFAULT_HEADS = 12  # if config.json does not specify them
 PILLOW_RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 DEFAULT_PREPROCESSING = {"crop": 1.0, "middle": "floored", "fit": "squash", "interpolation": "bilinear"}
@@ -196,6 +197,10 @@ def fields_from_processor(processor: Mapping[str, Any] | None, source: SourceNam
             "bicubic",
         ),
     }
+    share = layout.get_typed_field(processor, "crop_pct", float, 0.0)  # of ConvNeXt
+    if share and resized:
+        small = resized[0] < LEAST_SQUASHED
+        fields |= {"crop": share, "fit": "short_side"} if small else {"crop": 1.0, "fit": "squash"}
     for name, default in layout.HALF_MEAN_STD.items():
         given = processor.get(f"image_{name}", list(defaults.get(name, default)))
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
@@ -241,7 +246,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     table = add_name_prefix(source.table, prefix, unless_containing=outside)
     card = make_hf_config(description, source)
     make_folder(path)
-    layout.rename_and_write_tensors(NAME, renamed, table, config["heads"], path / WEIGHT_FILES[0])
+    layout.rename_and_write_tensors(NAME, renamed, table, config.get("heads", 1), path / WEIGHT_FILES[0])
     texts = {CONFIG_FILE: card}
     if description.preprocessing is not None:
         texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing, source)
