@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "crossvit": ("crossvit", {"patch_sizes": (4, 8), "scales": (1, 1), "widths": (8, 16), "heads": (2, 2), "depth": 2}),
     "patch_merger": ("patch_merger", {**PLAIN, "merged": 4}),
     "memory_vit": ("memory_vit", {**PLAIN, "memory": 3}),
+    "beit": ("beit", {**PLAIN, "layer_scale": 0.5}),
+    "beit, pre-trained": ("beit", {**PLAIN, "layer_scale": 0.5, "shared_bias": True, "pool": "class"}),
     "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
     "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
     "pit": ("pit", {"stages": (1, 2, 1), "widths": (16, 32, 64), "heads": (1, 2, 2)}),
