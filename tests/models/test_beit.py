@@ -32,10 +32,23 @@ from vitrail.train.optim import list_weights
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")
 TOY = BeitConfig(image_size=32, patch_size=8, width=32, depth=2, heads=4, classes=5)
 PRETRAINED = replace(TOY, shared_bias=True, pool="class", classes=0)
-TIMM: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
-TIMM |= {"use_abs_pos_emb": False, "use_rel_pos_bias": True, "init_values": 0.1}
-OF_PRETRAINING: dict[str, Any] = {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True, "global_pool": "token"}
-OF_PRETRAINING |= {"num_classes": 0}
+TIMM: dict[str, Any] = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depth": 2,
+    "num_heads": 4,
+    "num_classes": 5,
+    "use_abs_pos_emb": False,
+    "use_rel_pos_bias": True,
+    "init_values": 0.1,
+}
+OF_PRETRAINING: dict[str, Any] = {
+    "use_rel_pos_bias": False,
+    "use_shared_rel_pos_bias": True,
+    "global_pool": "token",
+    "num_classes": 0,
+}
 
 
 def toy(**fields: Any) -> Beit:
