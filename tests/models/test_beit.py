@@ -306,5 +306,5 @@ def test_export_for_all_sizes(shared_bias: bool, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = "image_size=28 patch_size=4 width=64 depth=3 heads=4 mlp_width=128 layer_scale=0.1"
+    fields = "image_size=28 patch_size=7 width=64 depth=2 heads=2 mlp_width=128 layer_scale=none"
     assert train_on_bundled_images("BEiT-B/16", fields, tmp_path) >= 0.80

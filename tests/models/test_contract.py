@@ -44,6 +44,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "memory_vit": ("memory_vit", {**PLAIN, "memory": 3}),
     "beit": ("beit", {**PLAIN, "layer_scale": 0.5}),
     "beit, pre-trained": ("beit", {**PLAIN, "layer_scale": 0.5, "shared_bias": True, "pool": "class"}),
+    "eva": ("eva", {**PLAIN, "layer_scale": 0.5, "registers": 2}),
+    "eva, a table": (
+        "eva",
+        {
+            **PLAIN,
+            "rotary": "indexed",
+            "positions": "learned",
+            "activation": "swiglu",
+            "pool": "class",
+            "qv_bias": True,
+        },
+    ),
     "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
     "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
     "pit": ("pit", {"stages": (1, 2, 1), "widths": (16, 32, 64), "heads": (1, 2, 2)}),
