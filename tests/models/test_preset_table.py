@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitrail.errors import ConfigError
-from vitrail.models.preset_table import describe_presets, find_presets, list_preset_cells
+from vitrail.models.preset_table import describe_presets, find_presets, list_comparison_cells, list_preset_cells
 from vitrail.models.pretrained import read_pretrained_table
 
 
@@ -49,3 +49,14 @@ def test_json_has_all_tags_with_licence_and_training_data() -> None:
     assert weights["mae"]["repository"] == "timm/vit_base_patch16_224.mae"
     assert (weights["mae"]["license"], weights["mae"]["trained_on"]) == ("cc-by-nc-4.0", "ImageNet-1k")
     assert weights["orig_in21k_ft_in1k"]["top1"] == 81.79
+
+
+def test_comparison_is_sorted_by_cost() -> None:
+    names = ["vit_base_patch16_224", "transformer_base", "vit_tiny_patch16_224"]
+    heading, rows, alignments = list_comparison_cells(names)
+    assert len(heading) == len(alignments)
+    assert [row[0] for row in rows] == ["transformer_base", "vit_tiny_patch16_224", "vit_base_patch16_224"]
+    assert rows[1] == ("vit_tiny_patch16_224", "vit", "5.7 M", "1.25", "75.5", "apache-2.0")
+    heading, rows, alignments = list_comparison_cells(names, {"vit_tiny_patch16_224": 98.76})
+    assert len(heading) == len(alignments)
+    assert [row[-1] for row in rows] == ["", "98.8", ""]

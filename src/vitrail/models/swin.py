@@ -194,7 +194,9 @@ class PatchMerge(nn.Module):
         self.reduction = nn.Linear(4 * width, out_width, bias=False)
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
-        x = F.pad(x.unflatten(1, grid), (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
+        x = x.unflatten(1, grid)
+        if grid[0] % 2 or grid[1] % 2:
+            x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
         x = (
             x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5)
         )  # (B, h/2, w/2, 2 columns, 2 rows, D)
