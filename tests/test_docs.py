@@ -45,6 +45,8 @@ SLOW_EXAMPLES = (
     "study",
     "train --data tatoeba",
     "train --task caption",
+    "probe vit_fashion --data fashion",
+    "probe runs/demo vit_fashion --data fashion",
 )  # the pages run these commands by default
 SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")
 

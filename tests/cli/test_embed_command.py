@@ -69,6 +69,26 @@ def test_default_features_are_what_the_head_reads(vitrail_: Run, photos: Path, p
     np.testing.assert_allclose(np.load("shipped.npy"), np.load("f.npy"), atol=1e-4)
 
 
+@pytest.mark.parametrize("engine", ["eager", "onnx"])
+def test_maps_have_an_array_per_level(vitrail_: Run, photos: Path, engine: str) -> None:
+    fields = {"image_size": 32, "widths": (16, 24, 32, 40), "stages": (1, 1, 1, 1), "heads": (1, 1, 1, 1)}
+    model = vitrail.create("pvt_v2_b0", classes=3, **fields).eval()
+    vitrail.save(model, "pyramid", preprocessing=vitrail.Preprocessing(image_size=32))
+    add_unreadable_images(photos)
+    assert vitrail_("embed", "pyramid", photos, "-o", "new/m.npz", "--maps", "--engine", engine).code == 2
+    with torch.inference_mode():
+        expected = model.feature_maps(vitrail.open_model("pyramid").make_batch(NAMES))
+    with np.load("new/m.npz") as found:
+        assert found.files == [f"level{number}" for number in range(1, 5)]
+        for array, level in zip(found.values(), expected, strict=True):
+            assert (array.shape, array.dtype) == (level.shape, np.float32)
+            np.testing.assert_allclose(array, level, atol=1e-4)
+    assert [row["file"] for row in rows_of("new/m.files.csv") if row["row"]] == NAMES
+    assert {path.name for path in Path("new").iterdir()} == {"m.npz", "m.files.csv"}
+    maps = vitrail.Predictor("pyramid").feature_maps(NAMES[0])
+    assert [each.shape for each in maps] == [tuple(level.shape[1:]) for level in expected]
+
+
 def test_parquet_has_the_same_rows(vitrail_: Run, model: Path, photos: Path) -> None:
     parquet: Any = pytest.importorskip("pyarrow.parquet")
     assert vitrail_("embed", model, photos, "-o", "f.npy").code == 0
@@ -121,6 +141,12 @@ BAD = {
     "photos -o there.npy": "there.npy already exists; use --overwrite to replace it",
     "photos -o named.npy": "named.files.csv already exists; use --overwrite",
     "photos -o f.npy --features cls": "--features 'cls' is not one of",
+    "photos --maps": "features need a file; set -o to maps.npz",
+    "photos -o f.npy --maps": "-o f.npy has none of the suffixes .npz; use one of them",
+    "photos -o f.npz --maps --format npy": "--format npy with --maps; expected maps.npz, one array per level",
+    "photos -o f.npz --maps --features mean": "--maps with --features mean; expected one of them",
+    "photos -o f.npz --maps --fast": "--maps with --fast; expected every token, computed in float32",
+    "photos -o f.npz --maps --merge 1": "--maps with --merge; expected every token, computed in float32",
     "photos -o f.npy --top 1": "Unknown option --top",
 }
 

@@ -66,6 +66,20 @@ def test_models_lists_presets(vitrail_: Run) -> None:
     assert len(vitrail_("models", "dinov2").out.splitlines()) == 2 + 8
 
 
+def test_models_are_compared_and_measured(vitrail_: Run) -> None:
+    lines = vitrail_("models", "swin_tiny*", "ViT-Ti/16", "vit_tiny_patch16_224", "--table").out.splitlines()
+    assert lines[0].split() == ["model", "family", "parameters", "GMACs", "top-1", "licence"]
+    assert [line.split()[0] for line in lines[2:]] == ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"]
+    measured = json.loads(vitrail_("models", "sl_vit_patch4_32", "--measure", "--json").out)
+    assert measured["sl_vit_patch4_32"]["images_per_second"] > 0
+    heading, _, row = vitrail_("models", "sl_vit_patch4_32", "--measure").out.splitlines()
+    assert heading.split()[-1] == "images/s"
+    assert float(row.split()[-1].replace(",", "")) > 0
+    error = vitrail_("models", "--measure")
+    assert (error.code, error.err.count("\n")) == (2, 1)
+    assert "--measure needs PATTERNS" in error.err
+
+
 def test_models_as_json(vitrail_: Run) -> None:
     found = json.loads(vitrail_("models", "DeiT-Ti", "--json").out)
     assert found["deit_tiny_patch16_224"]["parameters"] == 5_717_416

@@ -42,6 +42,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "crossvit": ("crossvit", {"patch_sizes": (4, 8), "scales": (1, 1), "widths": (8, 16), "heads": (2, 2), "depth": 2}),
     "patch_merger": ("patch_merger", {**PLAIN, "merged": 4}),
     "memory_vit": ("memory_vit", {**PLAIN, "memory": 3}),
+    "beit": ("beit", {**PLAIN, "layer_scale": 0.5}),
+    "beit, pre-trained": ("beit", {**PLAIN, "layer_scale": 0.5, "shared_bias": True, "pool": "class"}),
+    "eva": ("eva", {**PLAIN, "layer_scale": 0.5, "registers": 2}),
+    "eva, a table": (
+        "eva",
+        {
+            **PLAIN,
+            "rotary": "indexed",
+            "positions": "learned",
+            "activation": "swiglu",
+            "pool": "class",
+            "qv_bias": True,
+        },
+    ),
     "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
     "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
     "pit": ("pit", {"stages": (1, 2, 1), "widths": (16, 32, 64), "heads": (1, 2, 2)}),
@@ -56,6 +70,42 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "pvt_v2",
         {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "reductions": (2, 1), "mlp_ratios": (2.0, 3.0)},
     ),
+    "crossformer": (
+        "crossformer",
+        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (4, 3), "intervals": (2, 1)},
+    ),
+    "crossformer, cooling": (
+        "crossformer",
+        {
+            "stages": (4, 1),
+            "widths": (16, 32),
+            "heads": (2, 2),
+            "windows": (3, 3),
+            "intervals": (2, 1),
+            "cooling": True,
+        },
+    ),
+    "regionvit": ("regionvit", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "window": 4}),
+    "scalablevit": (
+        "scalablevit",
+        {
+            "stages": (2, 2),
+            "widths": (16, 32),
+            "heads": (2, 2),
+            "windows": (4, 3),
+            "reductions": (2, 1),
+            "key_ratios": (1.5, 1.0),
+            "head_width": 24,
+        },
+    ),
+    "sepvit": (
+        "sepvit",
+        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (2, 2), "odd_windows": (4, 2)},
+    ),
+    "sepvit, one window": (
+        "sepvit",
+        {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": (4, 8), "odd_windows": (4, 8)},
+    ),
     "levit": ("levit", {"convolutions": 2, "stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "key_width": 4}),
     "cvt": ("cvt", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2)}),
     "mobilevit": (
@@ -68,6 +118,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "heads": 2,
         },
     ),
+    "maxvit": ("maxvit", {"stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "stem_width": 8, "window": 4}),
+    "maxvit, torchvision": (
+        "maxvit",
+        {"stages": (2,), "widths": (16,), "heads": (2,), "stem_width": 8, "constants": "torchvision"},
+    ),
+    "nest": ("nest", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2)}),
+    "nest, symmetric": (
+        "nest",
+        {"stages": (1, 1, 1), "widths": (16, 16, 16), "heads": (2, 2, 2), "padding": "symmetric"},
+    ),
+    "convnext": ("convnext", {"stages": (1, 2), "widths": (16, 24), "layer_scale": 0.5}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
 }
 

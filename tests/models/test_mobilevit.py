@@ -26,8 +26,7 @@ import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
-from vitrail.models.mobilevit import PRESETS, MobileViT, MobileViTConfig
-from vitrail.models.parts.windows import SpreadWindows
+from vitrail.models.mobilevit import PRESETS, MobileViT, MobileViTConfig, cut_into_sequences
 from vitrail.train.optim import list_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not specify")
@@ -118,7 +117,7 @@ def test_initial_weights() -> None:
 
 def test_sequences_are_spread_over_the_grid() -> None:
     """As written out: the places of one of the four positions in all squares of 2×2."""
-    windows, x = SpreadWindows((4, 6), (2, 3)), torch.arange(24.0).reshape(1, 24, 1)
+    windows, x = cut_into_sequences((4, 6)), torch.arange(24.0).reshape(1, 24, 1)
     split = windows.split(x)
     assert split[0, :, 0].tolist() == [0, 2, 4, 12, 14, 16]
     assert split[3, :, 0].tolist() == [7, 9, 11, 19, 21, 23]

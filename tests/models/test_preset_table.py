@@ -5,14 +5,14 @@ import json
 import pytest
 
 from vitrail.errors import ConfigError
-from vitrail.models.preset_table import describe_presets, find_presets, list_preset_cells
+from vitrail.models.preset_table import describe_presets, find_presets, list_comparison_cells, list_preset_cells
 from vitrail.models.pretrained import read_pretrained_table
 
 
 def test_presets_by_pattern_alias_or_part() -> None:
     assert find_presets("vit_tiny_patch16_224") == find_presets("ViT-Ti/16") == ["vit_tiny_patch16_224"]
     assert find_presets("distilled_patch16_384") == find_presets("*distilled_patch16_384")
-    assert find_presets("vit_tiny_patch*", pretrained=True) == ["vit_tiny_patch16_224", "vit_tiny_patch16_384"]
+    assert find_presets("vit_tiny_patch*4", pretrained=True) == ["vit_tiny_patch16_224", "vit_tiny_patch16_384"]
     assert find_presets("*", pretrained=True) == list(read_pretrained_table())
     with pytest.raises(ConfigError, match=r"'resnet20\*' has public weights; .* resnet18"):
         find_presets("resnet20*", pretrained=True)
@@ -49,3 +49,14 @@ def test_json_has_all_tags_with_licence_and_training_data() -> None:
     assert weights["mae"]["repository"] == "timm/vit_base_patch16_224.mae"
     assert (weights["mae"]["license"], weights["mae"]["trained_on"]) == ("cc-by-nc-4.0", "ImageNet-1k")
     assert weights["orig_in21k_ft_in1k"]["top1"] == 81.79
+
+
+def test_comparison_is_sorted_by_cost() -> None:
+    names = ["vit_base_patch16_224", "transformer_base", "vit_tiny_patch16_224"]
+    heading, rows, alignments = list_comparison_cells(names)
+    assert len(heading) == len(alignments)
+    assert [row[0] for row in rows] == ["transformer_base", "vit_tiny_patch16_224", "vit_base_patch16_224"]
+    assert rows[1] == ("vit_tiny_patch16_224", "vit", "5.7 M", "1.25", "75.5", "apache-2.0")
+    heading, rows, alignments = list_comparison_cells(names, {"vit_tiny_patch16_224": 98.76})
+    assert len(heading) == len(alignments)
+    assert [row[-1] for row in rows] == ["", "98.8", ""]

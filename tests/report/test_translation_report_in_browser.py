@@ -14,14 +14,14 @@ from vitrail.report.translation_report import ExplainedSentence, explain_sentenc
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-EVIL = "</script><script>alert(1)</script> Hund <img src=x onerror=alert(1)>"
+EVIL = "</script><img src onerror=f()>"
 OWN_SCRIPTS = "2 scripts"  # the numbers, and the script of the page
 
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExplainedSentence, Path]:
     folder = tmp_path_factory.mktemp("page")
-    found, written = explain_sentence_files(make_translator(), f"Der Hund läuft. {EVIL}", folder, beam=2)
+    found, written = explain_sentence_files(make_translator(length=64), f"Der Hund läuft. {EVIL}", folder, beam=2)
     return found, written[-1]
 
 

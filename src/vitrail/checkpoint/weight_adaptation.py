@@ -23,7 +23,8 @@ from vitrail.models.contract import ImageModel
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
-    *("stage_dropout", "answer", "feature_layer", "mlp_dropout", "windows", "trained_windows"),
+    *("stage_dropout", "answer", "feature_layer", "mlp_dropout", "windows", "trained_windows", "intervals"),
+    *("odd_windows", "window"),
 )
 RESAMPLING_FUNCTIONS = {
     "sums": resample_projection,

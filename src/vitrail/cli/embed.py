@@ -6,6 +6,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.predict_flags import Images, PredictFlags
+from vitrail.errors import ConfigError
 
 
 def embed(
@@ -13,6 +14,7 @@ def embed(
     /,
     *images: Images,
     features: Literal["class", "mean", "tokens"] | None = None,
+    maps: Annotated[bool, Parameter(negative=())] = False,
     kind: Annotated[Literal["npy", "parquet"] | None, Parameter(name=("--format", "-f"))] = None,
     options: Annotated[PredictFlags | None, Parameter(name="*")] = None,
 ) -> None:
@@ -20,20 +22,27 @@ def embed(
 
     For search, clustering or a classifier of your own. features.npy is an array (images, width), or (images,
     tokens, width) for tokens, in float32; features.files.csv next to it has the row of each image, or the reason
-    why it could not be read. A parquet file has both in its columns.
+    why it could not be read. A parquet file has both in its columns. Feature maps, for segmentation or detection, are
+    arrays level1, level2, … (images, channels, rows, columns) in maps.npz, from the finest grid to the coarsest.
 
     Examples::
 
         vitrail embed vit_fashion photos -o features.npy
         vitrail embed vit_fashion photos -o features.parquet --features mean
         vitrail embed vit_fashion example:cat 'photos/**/*.png' -o tokens.npy --features tokens
+        vitrail embed vit_fashion photos -o maps.npz --maps
 
     Parameters
     ----------
     features
         The class token, the mean of the patch tokens, or all tokens; each after the last norm. [default: class, or mean
         for a model whose head reads the mean]
+    maps
+        Write the feature maps of all levels instead, before the last norm of a ViT; OUT is an npz file.
     kind
         Format of the file. [default: by the suffix of OUT]
     """
-    (options or PredictFlags()).run_job("embed", model, images, features or "features", format=kind)
+    if maps and features is not None:
+        raise ConfigError(f"--maps with --features {features}; expected one of them", ("maps",))
+    output = "maps" if maps else features or "features"
+    (options or PredictFlags()).run_job("embed", model, images, output, format=kind)

@@ -1,18 +1,25 @@
 """vitrail models: list the presets. Reads their costs and public weights from files, so torch is not imported."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from vitrail.checkpoint.bundled import list_bundled_models
 from vitrail.cli.options import model_flags as flags
-from vitrail.models.preset_table import describe_presets, find_presets, list_preset_cells
+from vitrail.cli.output.messages import print_notes
+from vitrail.errors import ConfigError
+from vitrail.models.preset_table import describe_presets, find_presets, list_comparison_cells, list_preset_cells
 from vitrail.text import format_table
 
 
 def models(
-    pattern: str = "*", /, *, pretrained: Annotated[bool, Parameter(negative=())] = False, as_json: flags.Json = False
+    *patterns: str,
+    pretrained: Annotated[bool, Parameter(negative=())] = False,
+    table: Annotated[bool, Parameter(negative=())] = False,
+    measure: Annotated[bool, Parameter(negative=())] = False,
+    as_json: flags.Json = False,
 ) -> None:
     """List the models and their public weights.
 
@@ -25,15 +32,46 @@ def models(
         vitrail models
         vitrail models 'deit*' --pretrained
         vitrail models 'ViT-B/*' --json
+        vitrail models 'swin*tiny*' 'vit_small_*' --table
+        vitrail models ViT-Ti/16 PVTv2-B0 --measure
 
     Parameters
     ----------
-    pattern
-        Names or aliases to list, with * and ? as in a shell (quote it), or a part of a name.
+    patterns
+        Names or aliases to list, with * and ? as in a shell (quote it), or a part of a name. [default: *]
     pretrained
         List only models with public weights. --json lists all their tags, licences and training data.
+    table
+        Compare the models: sort them by GMACs, and show the family, and the licence of the default weights.
+    measure
+        Add to this table how many images per second each model computes on this machine with torch, in batches of 8.
     """
-    found = find_presets(pattern, pretrained=pretrained)
-    table = "\n".join(format_table(*list_preset_cells(found)))
-    bundled = f"\n\nBundled with their weights: {', '.join(list_bundled_models())}" * (pattern == "*")
-    print(json.dumps(describe_presets(found), indent=2) if as_json else table + bundled)
+    found = list(
+        dict.fromkeys(name for each in patterns or ("*",) for name in find_presets(each, pretrained=pretrained))
+    )
+    if measure and not patterns:
+        raise ConfigError(
+            "--measure needs PATTERNS, the models to measure: vitrail models ViT-Ti/16 PVTv2-B0 --measure"
+        )
+    speeds = measure_speeds(found) if measure else None
+    if as_json:
+        print(json.dumps(describe_presets(found, speeds), indent=2))
+        return
+    cells = list_comparison_cells(found, speeds) if table or measure else list_preset_cells(found)
+    bundled = f"\n\nBundled with their weights: {', '.join(list_bundled_models())}" * (not patterns)
+    print("\n".join(format_table(*cells)) + bundled)
+
+
+def measure_speeds(names: Sequence[str]) -> Mapping[str, float]:
+    """Images per second of each model that reads images; the models take turns."""
+    from vitrail.cli.output.progress import progress_bar
+    from vitrail.machine import count_cores
+    from vitrail.study.bench import BenchRequest, run_benchmark
+
+    request = BenchRequest(
+        models=names, engines=("eager",), batches=(8,), threads=(count_cores(),), seconds=1.0, starts=0
+    )
+    with progress_bar(request.progress_total, "measuring") as advance:
+        results = run_benchmark(request, progress=advance)
+    print_notes(results.notes)
+    return {line.model: line.images_per_second.median for line in results.lines}

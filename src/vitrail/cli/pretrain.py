@@ -41,7 +41,7 @@ def pretrain(
     Examples::
 
         vitrail pretrain mae --epochs 1
-        vitrail pretrain simclr --minutes 1 --then probe
+        vitrail pretrain simclr --epochs 2 --then probe
         vitrail pretrain --resume runs/demo
 
     Parameters

@@ -26,6 +26,7 @@ from vitrail.models.token_merging import MergingBlocks
 class ExportModule(nn.Module):
     """(B, rows, columns, C) pixels from 0 to 255 → logits (B, classes), or features (B, D), or all tokens (B, N, D).
 
+    The output maps is the feature maps of all levels, one after another, as a vector per image.
     The given model is copied. With `fused`, attention is an operator of ONNX Runtime, which torch cannot run.
     """
 
@@ -78,9 +79,11 @@ def normalise_uint8_batch(pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) 
 
 
 def compute_logits_or_features(model: Any, images: Tensor, output: OutputKind) -> Tensor:
-    """The logits of a model, or its features after the final norm."""
+    """The logits of a model, or its features after the final norm, or its feature maps as one vector per image."""
     if output == "logits":
         return model(images)
+    if output == "maps":
+        return torch.cat([each.flatten(1) for each in model.feature_maps(images)], dim=1)
     if output == "class":
         return model.encode(images, queries=1)[:, 0]
     tokens = model.tokens(images)
@@ -98,9 +101,11 @@ def check_output_available(model: nn.Module, output: OutputKind) -> None:
     declared = find_image_model(model)
     if declared is None:
         raise ConfigError(f"{type(model).__name__} has no tokens; features need a model of vitrail's families")
+    if output == "maps":
+        return
     if declared.no_tokens_reason:
         kind = type(declared).__name__
-        raise ConfigError(f"features {output!r} of a {kind}: {declared.no_tokens_reason}; expected its logits")
+        raise ConfigError(f"features {output!r} of a {kind}: {declared.no_tokens_reason}; expected its logits or maps")
     if output == "class" and "class" not in declared.prefix_tokens:
         raise ConfigError("features 'class' of a model without a class token; use mean or tokens")
 

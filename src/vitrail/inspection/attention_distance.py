@@ -53,9 +53,9 @@ def attention_distance(maps: NDArray[Any], grid: tuple[int, int], patch: tuple[f
 def window_attention_distance(maps: NDArray[Any], windows: Windows, patch: tuple[float, float]) -> NDArray[Any]:
     """The same for attention within windows, without their padding: (B·W, H, m, m) → (B, H)."""
     real = np.tile(windows.places().numpy(), (len(maps) // math.prod(windows.counts), 1))  # (B·W, m)
-    patch = (patch[0] * windows.spacing[0], patch[1] * windows.spacing[1])
     inside = np.where(real[:, None, :, None] & real[:, None, None], maps, 0)
-    distances = attention_distance(inside, windows.size, patch).reshape(-1, math.prod(windows.counts), maps.shape[1])
+    step = (patch[0] * windows.interval[0], patch[1] * windows.interval[1])
+    distances = attention_distance(inside, windows.size, step).reshape(-1, math.prod(windows.counts), maps.shape[1])
     rows = real.reshape(*distances.shape[:2], -1).sum(-1)  # each token counts once, in large windows and small ones
     return np.einsum("bwh,bw->bh", np.nan_to_num(distances), rows) / rows.sum(1, keepdims=True)
 

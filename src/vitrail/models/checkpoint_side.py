@@ -38,7 +38,9 @@ class InferredConfig:
     """Fields of a config that follow from the shapes of tensors."""
 
     fields: dict[str, Any]
-    stride: tuple[int, int] | None = None  # pixels per position of `pos_embed`; None: `fields` have the image size
+    stride: tuple[int, int] | None = (
+        None  # pixels per position of `pos_embed`; None: `fields` have the image size, or None for it
+    )
     prefix: int = 0  # rows of `pos_embed` for prefix tokens
 
 

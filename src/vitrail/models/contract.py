@@ -96,6 +96,7 @@ class ImageModel(Model):
     takes_mask: bool = False  # whether `run` takes a mask of the attention, and no layer before it mixes patches
     no_tokens_reason: str = ""  # why it has no one sequence of tokens; empty if it has
     no_maps_reason: str = ""  # why its attention has no maps over the grid of a level; empty if it has
+    no_export_reason: str = ""  # why it cannot be exported; empty if it can
     one_size_export_reason: str = ""  # why an exported file takes one image size; empty if it can take all `sizes`
     no_masking_reason: str = ""  # why a patch cannot be replaced by a mask token; empty if it can
     no_dropping_reason: str = ""  # why blocks need all patches; empty if some can be dropped before the first block

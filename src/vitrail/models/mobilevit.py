@@ -25,7 +25,7 @@ from vitrail.models.parts.convnet_names import BATCH_NORM_PARTS, make_preset_car
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
-from vitrail.models.parts.windows import SpreadWindows, WindowAttention
+from vitrail.models.parts.windows import WindowAttention, Windows
 
 NORM_EPS = 1e-5
 FINAL_RATIO = 4  # channels that the head reads, in channels of the last stage
@@ -191,9 +191,9 @@ class MobileViTBlock(nn.Module):
         return self.conv_fusion(torch.cat([x, self.conv_proj(y)], dim=1))
 
 
-def cut_into_sequences(grid: Grid) -> SpreadWindows:
+def cut_into_sequences(grid: Grid) -> Windows:
     """The four sequences of places of a grid with even sides."""
-    return SpreadWindows(grid, (grid[0] // 2, grid[1] // 2))
+    return Windows(grid, (grid[0] // 2, grid[1] // 2), interval=(2, 2))
 
 
 def make_token_blocks(config: MobileViTConfig, stage: int) -> nn.ModuleList:
@@ -213,7 +213,7 @@ class SequenceAttention(WindowAttention):
     def __init__(self, width: int, heads: int, *, dropout: float = 0.0) -> None:
         super().__init__(width, heads, (1, 1), dropout=dropout)
 
-    def cut(self, grid: Grid) -> SpreadWindows:
+    def cut(self, grid: Grid) -> Windows:
         return cut_into_sequences(grid)
 
     def project(

@@ -1,5 +1,6 @@
 """What `vitrail models` shows: the presets with their costs and public weights. torch is not imported."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
@@ -38,11 +39,15 @@ def filter_presets(pattern: str) -> list[str]:
     ]
 
 
-def describe_presets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Costs, aliases and all public weights of each preset, for JSON."""
+def describe_presets(names: list[str], speeds: Mapping[str, float] | None = None) -> dict[str, dict[str, Any]]:
+    """Costs, aliases, all public weights and the measured images per second of each preset, for JSON."""
     table = read_pretrained_table()
     return {
-        name: {**list_presets()[name], "weights": [{"name": each.name, **asdict(each)} for each in table.get(name, ())]}
+        name: {
+            **list_presets()[name],
+            "weights": [{"name": each.name, **asdict(each)} for each in table.get(name, ())],
+            **({} if speeds is None else {"images_per_second": speeds.get(name)}),
+        }
         for name in names
     }
 
@@ -63,6 +68,23 @@ def list_preset_cells(names: list[str]) -> TableCells:
             )
         )
     return ("model", "parameters", "GMACs", "resolution", "weights", "top-1", "also"), rows, "lrrrlrl"
+
+
+def list_comparison_cells(names: list[str], speeds: Mapping[str, float] | None = None) -> TableCells:
+    """The cells of a table that compares presets, from the cheapest to the most expensive; text models come first."""
+    rows = list[tuple[str, ...]]()
+    for name in sorted(names, key=lambda each: list_presets()[each]["macs"] or 0):
+        entry, weights = list_presets()[name], read_pretrained_table().get(name, ())
+        row = (
+            name,
+            entry["family"],
+            f"{entry['parameters'] / 1e6:,.1f} M",
+            "" if entry["macs"] is None else f"{entry['macs'] / 1e9:,.2f}",
+            *((format_top1(weights[0]), weights[0].license) if weights else ("", "")),
+        )
+        rows.append(row if speeds is None else (*row, f"{speeds[name]:,.1f}" if name in speeds else ""))
+    heading = ("model", "family", "parameters", "GMACs", "top-1", "licence")
+    return (heading, rows, "llrrrl") if speeds is None else ((*heading, "images/s"), rows, "llrrrlr")
 
 
 def format_top1(weights: PretrainedWeights) -> str:

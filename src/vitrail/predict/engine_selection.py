@@ -62,6 +62,9 @@ class EngineOptions:
         if self.exact and (self.fast or self.engine == "int8"):
             other = "`fast`" if self.fast else "`engine` int8"
             raise ConfigError(f"`exact` with {other}, which is not exact; use one of them")
+        if self.output == "maps" and (self.fast or self.engine == "int8" or self.merge):
+            other = "`merge`" if self.merge else "`fast`" if self.fast else "`engine` int8"
+            raise ConfigError(f"`maps` with {other}; expected every token, computed in float32: leave it out")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from vitrail.predict.image_list import (
 from vitrail.predict.output.completed_images import CompletedImages, compute_file_stamp
 from vitrail.predict.output.feature_files import (
     FEATURE_FORMAT_BY_SUFFIX,
+    MAPS_FORMAT_BY_SUFFIX,
     FeatureFile,
     partial_folder_for_features,
 )
@@ -40,7 +41,7 @@ from vitrail.predict.output.row_formats import (
     import_pyarrow,
 )
 from vitrail.predict.pipeline import ImageResult
-from vitrail.predict.predictor import Predictor
+from vitrail.predict.predictor import Predictor, compute_map_shapes
 from vitrail.text import format_count
 
 ResultSink = PredictionFile | FeatureFile | PredictionPrinter
@@ -115,9 +116,13 @@ class PredictJob:
         if self.options.output == "logits":
             kind = choose_prediction_format(self.out, self.format)
             return kind, None if self.out is None else partial_folder_for_predictions(self.out, kind)
+        maps = self.options.output == "maps"
         if self.out is None:
-            raise ConfigError("features need a file; set `out` to features.npy or features.parquet")
-        kind = choose_format(self.out, self.format, FEATURE_FORMAT_BY_SUFFIX)
+            files = "maps.npz" if maps else "features.npy or features.parquet"
+            raise ConfigError(f"features need a file; set `out` to {files}")
+        if maps and self.format is not None:
+            raise ConfigError(f"`format` {self.format} with `maps`; expected maps.npz, one array per level")
+        kind = choose_format(self.out, self.format, MAPS_FORMAT_BY_SUFFIX if maps else FEATURE_FORMAT_BY_SUFFIX)
         return kind, partial_folder_for_features(self.out, kind)
 
     def open_engine(self, listing: ImageList, summary: ImageListSummary) -> EngineChoice:
@@ -154,7 +159,8 @@ class PredictJob:
         if partial is None:
             return PredictionPrinter(kind, top, self.write_text, single=single)
         if self.options.output != "logits":
-            return FeatureFile(partial, kind, job, resume=self.resume)
+            levels = compute_map_shapes(predictor) if self.options.output == "maps" else ()
+            return FeatureFile(partial, kind, job, resume=self.resume, levels=levels)
         return PredictionFile(partial, kind, top, {**job, "top": top}, resume=self.resume)
 
     def process_images(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_model
 from vitrail.machine import count_cores
-from vitrail.models.checks import check_count, find_image_config
+from vitrail.models.checks import check_count, find_image_config, pair
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictions import Prediction, predictions_from_logits
 from vitrail.progress import progress_bar
@@ -158,6 +159,15 @@ class Predictor:
             raise ConfigError("there are no images; expected at least one")
         return np.stack(rows)
 
+    def feature_maps(self, image: Any) -> list[NDArray[np.float32]]:
+        """The feature maps of an image, one per level, from the finest to the coarsest: [(D, h, w), …].
+
+        >>> [each.shape for each in vitrail.Predictor("vit_fashion").feature_maps("example:cat")]
+        [(64, 4, 4)]
+        """
+        values = get_output_engine(self, "maps").run(np.stack([self.prepare_image(image)]))
+        return [each[0] for each in split_maps(values, compute_map_shapes(self))]
+
     def iterate_results(self, images: Iterable[ImageItem], batch: int = DEFAULT_BATCH) -> Iterator[ImageResult]:
         """The engine's output for each image, in order; an unreadable image has its error instead."""
         return run_pipeline(self.engine, images, self.prepare_image, batch)
@@ -188,12 +198,16 @@ def open_engine(
 
 
 def get_feature_engine(predictor: Predictor, kind: FeatureKind | None) -> Engine:
-    """The engine that computes features, opened once."""
-    if kind is not None and kind not in OUTPUT_KINDS[1:]:
-        raise unknown_name_error("kind of features", kind, OUTPUT_KINDS[1:])
-    output: OutputKind = kind or (
-        predictor.output if predictor.output != "logits" else choose_features(predictor.loaded)
+    """The engine that computes one kind of features."""
+    if kind is not None and kind not in get_args(FeatureKind):
+        raise unknown_name_error("kind of features", kind, get_args(FeatureKind))
+    return get_output_engine(
+        predictor, kind or (predictor.output if predictor.output != "logits" else choose_features(predictor.loaded))
     )
+
+
+def get_output_engine(predictor: Predictor, output: OutputKind) -> Engine:
+    """The engine that computes an output, opened once."""
     if output == predictor.output:
         return predictor.engine
     if output not in predictor.feature_engines:
@@ -202,6 +216,26 @@ def get_feature_engine(predictor: Predictor, kind: FeatureKind | None) -> Engine
             predictor, output, name, predictor.engine.streams, predictor.engine.threads
         )
     return predictor.feature_engines[output]
+
+
+def compute_map_shapes(predictor: Predictor) -> list[tuple[int, ...]]:
+    """The shape of the feature map of each level, (D, h, w), for images of the preprocessing's size."""
+    import torch
+
+    from vitrail.models.contract import unwrap_compiled
+
+    model, how = predictor.loaded.model, predictor.preprocessing
+    if isinstance(model, ExportedModel):
+        raise exported_maps_error(model.path)
+    blank = torch.zeros(1, len(how.mean), *pair(how.image_size), device=next(model.parameters()).device)
+    with torch.inference_mode():
+        return [tuple(each.shape[1:]) for each in unwrap_compiled(model).feature_maps(blank)]
+
+
+def split_maps(values: NDArray[np.float32], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[np.float32]]:
+    """The output `maps` of an engine, a vector per image, as one array per level: [(B, D, h, w), …]."""
+    ends = np.cumsum([prod(shape) for shape in shapes])[:-1]
+    return [part.reshape(-1, *shape) for part, shape in zip(np.split(values, ends, axis=1), shapes, strict=True)]
 
 
 def iterate_values(
@@ -255,6 +289,10 @@ def choose_features(loaded: LoadedModel) -> OutputKind:
     return "class" if declared is not None and declared.classifier_tokens else "mean"
 
 
+def exported_maps_error(path: Path) -> ConfigError:
+    return ConfigError(f"`maps` of {path}, which is exported; expected the model that it was exported from")
+
+
 def check_export_matches(exported: ExportedModel, engine: EngineName, output: OutputKind, merge: int) -> None:
     """Refuse an export that was written for another use."""
     place, about = exported.path, exported.description
@@ -262,6 +300,8 @@ def check_export_matches(exported: ExportedModel, engine: EngineName, output: Ou
         raise ConfigError(
             f"`engine` {engine} for {place}, which is exported; expected {exported.name} or auto", ("engine",)
         )
+    if output == "maps":
+        raise exported_maps_error(place)
     if about.output != output:
         how = "without `features`" if output == "logits" else f"with `features` {output}"
         raise ConfigError(f"{place} returns {about.output}; expected {output}: export the model {how}", ("features",))

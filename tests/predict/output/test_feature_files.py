@@ -88,6 +88,22 @@ def test_a_parquet_file_has_features_and_names(
             np.testing.assert_array_equal(np.array(row["features"], np.float32), expected)
 
 
+@pytest.mark.parametrize("room", [1, 2**24])
+def test_an_npz_file_has_an_array_per_level(tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.predict.output.feature_files.GROUP_BYTES", room)
+    out, levels = tmp_path / "m.npz", [(1, 2, 2), (3, 1, 1)]
+    partial = partial_folder_for_features(out, "npz")
+    sink = FeatureFile(partial, "npz", {"model": "m"}, resume=False, levels=levels)
+    rows = np.arange(14, dtype=np.float32).reshape(2, 7)
+    for name, values in (("1.jpg", rows[0]), ("bad.jpg", None), ("2.jpg", rows[1])):
+        sink.write(name, None, values)
+    sink.finish()
+    sink.close()
+    with np.load(out) as found:
+        np.testing.assert_array_equal(found["level1"], rows[:, :4].reshape(2, 1, 2, 2))
+        np.testing.assert_array_equal(found["level2"], rows[:, 4:].reshape(2, 3, 1, 1))
+
+
 def test_a_job_without_readable_images_writes_an_empty_array(tmp_path: Path) -> None:
     for name in ("f.npy", "f.parquet"):
         sink = opened(tmp_path / name, choose_format(tmp_path / name, None, FEATURE_FORMAT_BY_SUFFIX))

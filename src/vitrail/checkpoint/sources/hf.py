@@ -24,13 +24,16 @@ from vitrail.models.checks import pair
 NAME = "hf"
 # `details` of a source: `model_type`, whose name is a prefix of most tensors; `norm_eps`, `preprocessing`, `policy` and
 # `imagenet_mean`, for what a folder does not specify; `dinov2`, for a model without a head and positions of registers;
-# `argument_fields`, our fields by entries of config.json; `ignored`, a pattern of tensors that follow from the config;
-# `enlarging_processors`, the beginning of the names of processors that resize to 256/224 of their size; `outside`,
-# parts of names without the model's prefix; `any_size`, whether the processor tells the size of the images;
-# `own_activation`, whether `hidden_act` is not a choice; `bgr_kernel`, their and our name of the first filters if their
-# images have blue first; `processor`, the name of one that does not normalise
+# `argument_fields`, our fields by entries of config.json; `fields`, those of all its models; `hidden_act`, the default;
+# `ignored`, a pattern of tensors that are not used; `prefix` of the names, if it is not the model type; `other_types`,
+# whose files have these tensors, too; `before_reading` and `before_writing`, functions of all tensors, for those that
+# are stacked in one; `enlarging_processors`, the beginning of the names of processors that resize to 256/224 of their
+# size; `outside`, parts of names without the model's prefix; `any_size`, whether the processor tells the size of the
+# images; `own_activation`, whether `hidden_act` is not a choice; `bgr_kernel`, their and our name of the first filters
+# if their images have blue first; `processor`, the name of one that does not normalise
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
 DECODER_SUFFIX = "_mae"  # of the type of a model with a decoder, after the type of its encoder: vit_mae
+LEAST_SQUASHED = 384  # pixels; larger images are not cropped by `crop_pct` of a processor
 DEFAULT_HEADS = 12  # if config.json does not specify them
 PILLOW_RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 DEFAULT_PREPROCESSING = {"crop": 1.0, "middle": "floored", "fit": "squash", "interpolation": "bilinear"}
@@ -41,10 +44,15 @@ def list_model_types() -> list[str]:
     return list(dict.fromkeys(source.details["model_type"] for _, source in list_sources(NAME)))
 
 
+def list_types(source: SourceNames) -> tuple[str, ...]:
+    """The model types that a name table is for."""
+    return (source.details["model_type"], *source.details.get("other_types", ()))
+
+
 def strip_model_prefix(contents: RawContents) -> dict[str, Tensor]:
     """Remove the name of the model, which is a prefix of all names but those of the heads."""
     tensors = layout.strip_common_prefixes(contents.tensors, "module.")
-    kinds = [f"{kind}." for kind in list_model_types()]
+    kinds = [f"{source.details.get('prefix', source.details['model_type'])}." for _, source in list_sources(NAME)]
     prefix = next((kind for kind in kinds if any(name.startswith(kind) for name in tensors)), "")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
@@ -56,6 +64,8 @@ def matches(contents: RawContents) -> bool:
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     tensors, config, warnings = strip_model_prefix(contents), contents.config or {}, list[str]()
     family, source = find_model_type(contents, tensors)
+    config = layout.get_typed_field(config, "vision_config", dict, dict(config))
+    tensors = source.details.get("before_reading", dict)(tensors)
     dino = "dinov2" in source.details
     ignored = [name for name in tensors if dino and name.startswith("classifier.")]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in ignored}
@@ -73,7 +83,9 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
     ):
         tensors[kernel] = tensors[kernel].flip(1)  # our images have red first
     swiglu = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in tensors)
-    fields = fields_from_config(config, source, swiglu, "pooler.dense.weight" in tensors)
+    fields = source.details.get("fields", {}) | fields_from_config(
+        config, source, swiglu, "pooler.dense.weight" in tensors
+    )
     made = read_processor_output_size(contents.preprocessor or {})
     if made is not None and "any_size" in source.details:
         fields["image_size"] = made
@@ -113,9 +125,9 @@ def find_model_type(contents: RawContents, tensors: Mapping[str, Tensor]) -> Fam
     kind = kind.removesuffix(DECODER_SUFFIX)
     if found is None and not kind:
         raise wrong_layout_error(NAME, tensors, contents.path)
-    if found is not None and kind in ("", found[1].details["model_type"]):
+    if found is not None and kind in ("", *list_types(found[1])):
         return found
-    same = [each for each in list_sources(NAME) if each[1].markers and each[1].details["model_type"] == kind]
+    same = [each for each in list_sources(NAME) if each[1].markers and kind in list_types(each[1])]
     if not same:
         raise CheckpointError(
             f"{contents.path} has model_type {kind!r} of transformers; expected one of {', '.join(list_model_types())}"
@@ -136,8 +148,8 @@ def fields_from_config(config: Mapping[str, Any], source: SourceNames, swiglu: b
         raise CheckpointError(f"pooler_act is {config['pooler_act']!r}; expected tanh")
     if "own_activation" in source.details:
         return fields
-    activation = layout.get_typed_field(config, "hidden_act", str, "gelu")
-    if activation not in ACTIVATIONS:
+    activation = layout.get_typed_field(config, "hidden_act", str, source.details.get("hidden_act", "gelu"))
+    if activation not in (*ACTIVATIONS, *(["silu"] if swiglu else [])):
         raise CheckpointError(f"hidden_act is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
     if not swiglu:
         fields["activation"] = ACTIVATIONS[activation]
@@ -196,6 +208,10 @@ def fields_from_processor(processor: Mapping[str, Any] | None, source: SourceNam
             "bicubic",
         ),
     }
+    share = layout.get_typed_field(processor, "crop_pct", float, 0.0)  # of ConvNeXt
+    if share and resized:
+        small = resized[0] < LEAST_SQUASHED
+        fields |= {"crop": share, "fit": "short_side"} if small else {"crop": 1.0, "fit": "squash"}
     for name, default in layout.HALF_MEAN_STD.items():
         given = processor.get(f"image_{name}", list(defaults.get(name, default)))
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
@@ -234,6 +250,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     _, kernel = source.details.get("bgr_kernel", ("", ""))
     if kernel in renamed:
         renamed = {**renamed, kernel: renamed[kernel].flip(1)}
+    renamed = source.details.get("before_writing", dict)(renamed)
     if "dinov2" in source.details:
         renamed = layout.remove_zero_register_positions("transformers", renamed, config)
     prefix = f"{kind}." if config["classes"] else ""
@@ -241,7 +258,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     table = add_name_prefix(source.table, prefix, unless_containing=outside)
     card = make_hf_config(description, source)
     make_folder(path)
-    layout.rename_and_write_tensors(NAME, renamed, table, config["heads"], path / WEIGHT_FILES[0])
+    layout.rename_and_write_tensors(NAME, renamed, table, config.get("heads", 1), path / WEIGHT_FILES[0])
     texts = {CONFIG_FILE: card}
     if description.preprocessing is not None:
         texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing, source)

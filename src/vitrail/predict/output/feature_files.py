@@ -1,7 +1,8 @@
-"""A file of features: an array for numpy or a parquet file, with the names of the images; complete at the end."""
+"""A file of features: arrays for numpy or a parquet file, with the names of the images; complete at the end."""
 
 import os
-from collections.abc import Generator, Mapping
+import zipfile
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from math import prod
@@ -25,10 +26,11 @@ from vitrail.predict.output.row_formats import (
     import_pyarrow,
 )
 
-FeatureFormat = Literal["npy", "parquet"]
+FeatureFormat = Literal["npy", "parquet", "npz"]  # npz: one array per level of a model, for feature maps
 FEATURE_FORMAT_BY_SUFFIX: dict[str, FeatureFormat] = {".npy": "npy", ".parquet": "parquet"}
+MAPS_FORMAT_BY_SUFFIX: dict[str, FeatureFormat] = {".npz": "npz"}
 GROUP_BYTES = 2**24  # bytes of features in memory while a parquet file is written
-NAMES_FILE, ARRAY_FILE, PARQUET_FILE = "files.csv", "features.npy", "features.parquet"
+NAMES_FILE, ARRAY_FILE, PARQUET_FILE, MAPS_FILE = "files.csv", "features.npy", "features.parquet", "maps.npz"
 NAMES_COLUMNS = ("file", "row", "error")
 
 
@@ -38,9 +40,9 @@ def names_file_path(out: Path) -> Path:
 
 
 def partial_folder_for_features(out: Path, kind: FeatureFormat) -> PartialFolder:
-    return PartialFolder(
-        out, {NAMES_FILE: names_file_path(out), ARRAY_FILE: out} if kind == "npy" else {PARQUET_FILE: out}
-    )
+    if kind == "parquet":
+        return PartialFolder(out, {PARQUET_FILE: out})
+    return PartialFolder(out, {NAMES_FILE: names_file_path(out), (ARRAY_FILE if kind == "npy" else MAPS_FILE): out})
 
 
 class StoredFeatures:
@@ -75,10 +77,21 @@ def open_stored_features(path: Path) -> Generator[StoredFeatures]:
 
 
 class FeatureFile:
-    """The features of each image that could be read, in an array (rows, …), and the names of the rows."""
+    """The features of each image that could be read, in an array (rows, …), and the names of the rows.
 
-    def __init__(self, partial: PartialFolder, kind: FeatureFormat, job: Mapping[str, Any], *, resume: bool) -> None:
-        self.partial, self.kind = partial, kind
+    The rows of an npz file are split into one array per level, whose maps have the `levels`' shapes.
+    """
+
+    def __init__(
+        self,
+        partial: PartialFolder,
+        kind: FeatureFormat,
+        job: Mapping[str, Any],
+        *,
+        resume: bool,
+        levels: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        self.partial, self.kind, self.levels = partial, kind, levels
         self.array_path = partial.folder / ARRAY_FILE
         partial.open_job(job, resume=resume)
         with partial.close_on_error(), partial.convert_write_errors():
@@ -94,7 +107,7 @@ class FeatureFile:
         """`stamp` identifies the state of the image's file when it was read."""
         row, numbers = ("", b"") if values is None else (str(self.rows), values.astype("<f4").tobytes())
         message = "" if values is not None else error or "no features"
-        if self.kind == "npy":  # a parquet file takes its names from here, unescaped
+        if self.kind != "parquet":  # a parquet file takes its names from here, unescaped
             fields = (escape_formula_in_path(name), row, escape_formula_in_text(message))
         else:
             fields = (name, row, message)
@@ -125,7 +138,26 @@ class FeatureFile:
             self.array.close()
             if self.kind == "parquet":
                 self.write_parquet(self.shape)
+            if self.kind == "npz":
+                self.write_maps()
         self.partial.finish()
+
+    def write_maps(self) -> None:
+        """Arrays level1, level2, …: (rows, D, h, w), from the finest to the coarsest."""
+        width = sum(prod(shape) for shape in self.levels)
+        file_size = HEADER_BYTES + 4 * width * self.rows
+        rows = np.memmap(self.array_path, np.uint8, "r", shape=(file_size,))[HEADER_BYTES:]  # which may be empty
+        rows = rows.view("<f4").reshape(self.rows, width)
+        many = max(1, GROUP_BYTES // (4 * width))
+        start = 0
+        with create_empty_file(self.partial.folder / MAPS_FILE) as place, zipfile.ZipFile(place, "w") as archive:
+            for level, shape in enumerate(self.levels, start=1):
+                end = start + prod(shape)
+                with archive.open(zipfile.ZipInfo(f"level{level}.npy"), "w", force_zip64=True) as file:
+                    file.write(make_npy_header((self.rows, *shape)))
+                    for first in range(0, self.rows, many):
+                        file.write(rows[first : first + many, start:end].tobytes())
+                start = end
 
     def write_parquet(self, shape: tuple[int, ...]) -> None:
         """Columns file, error, features: lists of floats, lists of lists for tokens, null for images that failed."""
