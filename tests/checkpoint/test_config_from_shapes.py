@@ -29,6 +29,8 @@ NOT_INFERRED = {
         for name in vitrail.list_models(kind)
     ),  # without a public layout
     *vitrail.list_models("simple_vit*"),  # its positions and activation are those of big_vision's files
+    *(name for name in vitrail.list_models("*siglip*") if find_preset(name)[1].activation == "gelu_tanh"),
+    *vitrail.list_models("eva02*"),  # their norm_eps is not the default, see tests/models/test_eva.py
     *vitrail.list_models("swinv2*"),  # their windows are not in the weights
 }
 VIT, DEIT = (find_preset(name)[0] for name in ("ViT-Ti/16", "DeiT-Ti"))

@@ -1,6 +1,7 @@
 """Public weights by name: from a cache or downloaded once, with preprocessing and class names, without a warning."""
 
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ import vitrail
 from vitrail.checkpoint import read
 from vitrail.checkpoint.imagenet_classes import expand_imagenet_labels, list_imagenet_labels, read_imagenet_classes
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, CheckpointWarning
 from vitrail.files import get_cache_folder
 from vitrail.inspection.checkpoints.file_inspection import inspect_file
 
@@ -67,6 +68,19 @@ def test_weights_are_downloaded_once_by_every_name_of_theirs(tiny_hub: FakeHub) 
     assert torch.equal(vitrail.load(f"gs://vit_models/{BUCKET_FILE}").head.weight, make_tensors()["head.weight"])
     assert len(tiny_hub.requests_starting_with("GET /large")) == 1
     assert len(tiny_hub.requests_starting_with("GET /api/models")) == 1, "the cache is used without asking the hub"
+
+
+def test_a_restricted_licence_is_said_once_when_weights_are_downloaded(hub: FakeHub) -> None:
+    hub.add("timm/vit_base_patch16_224.mae", {"model.safetensors": save(make_tensors())})
+    reason = (
+        "vit_base_patch16_224.mae is under the licence cc-by-nc-4.0, which forbids commercial use; read it at https:"
+    )
+    with pytest.warns(CheckpointWarning, match=reason) as said:
+        folder = locate_or_download_checkpoint("vit_base_patch16_224.mae")
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert locate_or_download_checkpoint("vit_base_patch16_224.mae") == folder
 
 
 def test_a_named_model_has_class_names_and_preprocessing(tiny_hub: FakeHub) -> None:

@@ -50,6 +50,8 @@ def test_list_models() -> None:
         "vit_base_patch16_224",
         "vit_base_patch16_gap_224",
         "vit_base_patch16_mean_224",
+        "vit_base_patch16_siglip_224",
+        "vit_base_patch16_siglip_gap_224",
         "vit_base_patch32_224",
         "vit_base_patch32_mean_224",
     ]

@@ -86,8 +86,13 @@ SMALLEST = {  # one row per family and kind of head, which are quick to build
     *("vit_base_patch16_224.mae", "vit_base_r50_s16_224.orig_in21k", "pit_ti_224.in1k", "pit_b_distilled_224.in1k"),
     *("swin_tiny_patch4_window7_224.ms_in22k", "swin_s3_tiny_224.ms_in1k", "swinv2_tiny_window8_256.ms_in1k"),
     *("swinv2_base_window12to24_192to384.ms_in22k_ft_in1k", "twins_svt_small.in1k", "pvt_v2_b0.in1k"),
-    *("pvt_v2_b2_li.in1k", "convnext_atto.d2_in1k", "convnext_base.clip_laion2b", "convnext_tiny.dinov3_lvd1689m"),
+    *("pvt_v2_b2_li.in1k", "levit_128s.fb_dist_in1k", "mobilevit_xxs.cvnets_in1k"),
+    *("convnext_atto.d2_in1k", "convnext_base.clip_laion2b", "convnext_tiny.dinov3_lvd1689m"),
     *("maxvit_tiny_tf_224.in1k", "maxvit_tiny_tf_384.in1k", "nest_tiny_jx.goog_in1k"),
+    *("beit_base_patch16_384.in22k_ft_in22k_in1k", "beitv2_base_patch16_224.in1k_ft_in22k"),
+    *("vit_small_patch16_dinov3.lvd1689m", "vit_tiny_patch16_dinov3_qkvb.eupe_lvd1689m"),
+    *("eva02_tiny_patch14_224.mim_in22k", "eva02_base_patch14_448.mim_in22k_ft_in1k"),
+    *("vit_base_patch32_siglip_256.v2_webli", "vit_base_patch16_siglip_gap_224.webli"),
 }
 
 

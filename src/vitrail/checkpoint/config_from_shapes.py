@@ -19,7 +19,7 @@ HEADS_BY_SHAPE = {  # (width, depth, MLP width): two SigLIP models and an old Vi
     (1536, 40, 6144): 16,
     (768, 8, 2304): 8,
 }
-FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions", "windows", "padding")
+FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions", "windows", "intervals", "padding")
 
 ConfigFields = dict[str, Any]
 
@@ -109,7 +109,13 @@ def infer_image_size(
     trained = parse_image_size(known.get("trained_size"))
     stride, prefix = inferred.stride, inferred.prefix
     if stride is None:
-        return {"image_size": trained or in_file or inferred.fields["image_size"]}, {}
+        size = trained or in_file or inferred.fields["image_size"]
+        if size is None:
+            raise CheckpointError(
+                "its positions are not those of a square; expected trained_size=(rows, columns), the size of the "
+                "training images"
+            )
+        return {"image_size": size}, {}
     if "pos_embed" not in shapes:
         default = (14 * stride[0], 14 * stride[1])
         return {"positions": "none", "image_size": trained or in_file or requested or default}, {}

@@ -33,6 +33,12 @@ def has_layout(family: Family, layout: str) -> bool:
     return any(each.layout == layout for each in family.checkpoint.sources)
 
 
+def is_outside_layout(layout: str, names: Collection[str]) -> bool:
+    """Whether tensors have timm's names, those of a family that this layout does not have: a hybrid, a Swin, a BEiT."""
+    found = find_source("timm", names)
+    return found is not None and not has_layout(found[0], layout)
+
+
 def find_source(layout: str, names: Collection[str], model_name: str = "") -> FamilySource | None:
     """The family and name table of a file, by the names of its tensors and the name of its model; None if none fits."""
 

@@ -1,5 +1,6 @@
 """Find or download the public weights that a name stands for, and what the table says about a file of weights."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 from vitrail.checkpoint import hub
 from vitrail.checkpoint.files.weight_folders import WEIGHT_SUFFIXES
 from vitrail.checkpoint.imagenet_classes import list_imagenet_labels
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, CheckpointWarning
 from vitrail.files import get_cache_folder
 from vitrail.models.pretrained import PretrainedWeights, read_pretrained_table
 
 if TYPE_CHECKING:
     from vitrail.checkpoint.files.raw_contents import RawContents
+
+RESTRICTED_LICENSES = {
+    "cc-by-nc-4.0": "which forbids commercial use",
+    "fair-noncommercial-research-license": "which allows non-commercial research only",
+    "dinov3-license": "which forbids some uses and must be passed on with the weights",
+}
 
 
 def locate_pretrained_weights(weights: PretrainedWeights, name: str) -> Path:
@@ -24,12 +31,30 @@ def locate_pretrained_weights(weights: PretrainedWeights, name: str) -> Path:
     hub_name = f"{hub.HUB_PREFIX}{weights.repository}"
     file = f"{weights.file} from https://huggingface.co/{weights.repository} into {format_path(folders[0])}/"
     try:
+        if not is_downloaded(weights):
+            warn_about_license(weights, name)
         return hub.download_model(hub_name, prefer_cache=True)
     except hub.HubUnreachableError as error:
         raise CheckpointError(f"{name} is not downloaded and {error.reason}. Put {file}") from None
     except CheckpointError as error:
         reason = str(error).removeprefix(f"{hub_name}: ")
         raise CheckpointError(f"{name} cannot be downloaded: {reason}. Or put {file}") from None
+
+
+def is_downloaded(weights: PretrainedWeights) -> bool:
+    """Whether the weights are in the hub's cache; True if its package is missing, which the download reports."""
+    try:
+        return hub.find_cached_model(weights.repository, None) is not None
+    except ImportError:
+        return True
+
+
+def warn_about_license(weights: PretrainedWeights, name: str) -> None:
+    """Say once, when weights are downloaded, that their licence restricts their use."""
+    if restriction := RESTRICTED_LICENSES.get(weights.license):
+        page = f"https://huggingface.co/{weights.repository}"
+        text = f"{name} is under the licence {weights.license}, {restriction}; read it at {page}"
+        warnings.warn(CheckpointWarning(text), stacklevel=2)
 
 
 def list_local_folders(weights: PretrainedWeights) -> list[Path]:

@@ -38,12 +38,15 @@ class InferredConfig:
     """Fields of a config that follow from the shapes of tensors."""
 
     fields: dict[str, Any]
-    stride: tuple[int, int] | None = None  # pixels per position of `pos_embed`; None: `fields` have the image size
+    stride: tuple[int, int] | None = (
+        None  # pixels per position of `pos_embed`; None: `fields` have the image size, or None for it
+    )
     prefix: int = 0  # rows of `pos_embed` for prefix tokens
 
 
 # first_grid: the grid of the first level; map: (…, h, w), any grid
-ResampledKind = Literal["grid", "first_grid", "rows", "columns", "offsets", "sums", "kernel", "map"]
+# distances: (H, h, w), any grid, by distance in rows and columns
+ResampledKind = Literal["grid", "first_grid", "rows", "columns", "offsets", "sums", "kernel", "map", "distances"]
 RESAMPLED: Mapping[str, ResampledKind] = {
     "pos_embed": "grid",  # (T, E + h·w, D), prefix rows first
     "pos_rows": "rows",  # (T, h, D)

@@ -20,9 +20,11 @@ from vitrail.layers.positions import Grid
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, Level, make_patch_sizes
 from vitrail.models.family import Family
+from vitrail.models.init import init_small_linear
 from vitrail.models.parts import swin_names
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.qv_bias import KeylessBiasLinear
 from vitrail.models.parts.stages import check_stages, unflatten_map
 from vitrail.models.parts.windows import OffsetBias, WindowAttention, look_up_offsets
 
@@ -103,13 +105,7 @@ class Swin(ImageModel):
 
     def draw_weights(self) -> None:
         """As in the authors' code: version 2 starts as the identity, since its last norms are zero; so is the head."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm | nn.Conv2d):
-                module.reset_parameters()
+        init_small_linear(self)
         for module in self.modules():
             if isinstance(module, OffsetBias):
                 nn.init.trunc_normal_(module.table, std=0.02)
@@ -219,7 +215,7 @@ class CosineAttention(WindowAttention):
         self, width: int, heads: int, window: Grid, position_bias: nn.Module, *, shifted: bool, dropout: float = 0.0
     ) -> None:
         super().__init__(width, heads, window, position_bias, shifted=shifted, bias=False, dropout=dropout)
-        self.qkv = KeylessBiasLinear(width, 3 * width, bias=False)
+        self.qkv = KeylessBiasLinear(width)
         self.logit_scale = nn.Parameter(torch.empty(heads, 1, 1))  # its logarithm
 
     def project(
@@ -228,18 +224,6 @@ class CosineAttention(WindowAttention):
         q, k, v, mask = super().project(x, grid, mask, queries)
         scale = self.logit_scale.clamp(max=math.log(100)).exp() * math.sqrt(q.shape[-1])  # attention divides by √K
         return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1), v, mask
-
-
-class KeylessBiasLinear(nn.Linear):
-    """q, k and v in one matrix, with a bias of q and v only: (…, D) → (…, 3·D)."""
-
-    def __init__(self, width: int, out_width: int, *, bias: bool) -> None:
-        super().__init__(width, out_width, bias=bias)
-        self.qv_bias = nn.Parameter(torch.empty(2 * width))
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name in nn.Linear
-        q_bias, v_bias = self.qv_bias.chunk(2)
-        return F.linear(input, self.weight, torch.cat([q_bias, torch.zeros_like(q_bias), v_bias]))
 
 
 class LogOffsetBias(nn.Module):

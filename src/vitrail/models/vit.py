@@ -4,7 +4,7 @@ B batch, E prefix tokens (class, registers), n = h·w patches, N = E + n tokens,
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,9 @@ from vitrail.models.parts.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRIT
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.hf_names import HF_DINO, HF_REGISTER, HF_VIT
 from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.siglip_names import HF_SIGLIP
 from vitrail.models.parts.vit_positions import FIXED_TABLES, in_attention
+from vitrail.models.parts.vit_variants import VARIANT_ALIASES, VARIANTS
 
 Positions = Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "sincos_simple", "relative", "rotary"]
 
@@ -198,8 +200,6 @@ SIZES = {
 RESOLUTIONS = {8: (224, 384), 14: (224, 336, 518), 16: (224, 384, 512), 32: (224, 384, 512)}
 PLAIN = [(size, patch, pixels) for size in SIZES for patch in RESOLUTIONS for pixels in RESOLUTIONS[patch]]
 MEAN = [(size, patch) for size in ("small", "base") for patch in (16, 32)]  # Google's -gap models
-SIMPLE_SIZES = [("tiny", 16), ("small", 16), ("small", 32), ("base", 16), ("large", 16)]  # SimpleViT (Beyer 2022)
-SIMPLE: dict[str, Any] = {"positions": "sincos_simple", "pool": "mean", "class_token": False, "head": "mlp"}
 DINO = ViTConfig(patch_size=14, image_size=518, layer_scale=1e-5, classes=0)
 DINOV2 = {
     "small": replace(DINO, width=384, heads=6),
@@ -212,10 +212,7 @@ PRESETS = {
     **{f"vit_{s}_patch{p}_mean_224": replace(SIZES[s], patch_size=p, pool="mean", class_token=False) for s, p in MEAN},
     "vit_base_patch16_gap_224": replace(SIZES["base"], heads=16, pool="mean", class_token=False),  # 16 heads in timm
     "vit_huge_patch14_gap_224": replace(SIZES["huge"], patch_size=14, pool="mean", class_token=False),
-    **{
-        f"simple_vit_{s}_patch{p}_224": replace(SIZES[s], patch_size=p, activation="gelu_tanh", **SIMPLE)
-        for s, p in SIMPLE_SIZES
-    },
+    **{name: ViTConfig(**fields) for name, fields in VARIANTS.items()},  # SimpleViT, SigLIP
     **{f"vit_{s}_patch14_dinov2": DINOV2[s] for s in DINOV2},
     **{f"vit_{s}_patch14_reg4_dinov2": replace(DINOV2[s], registers=4, prefix_positions=False) for s in DINOV2},
 }
@@ -223,8 +220,8 @@ LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "
 ALIASES = {
     **{f"ViT-{LETTERS[s]}/{p}{'' if px == 224 else f'@{px}'}": f"vit_{s}_patch{p}_{px}" for s, p, px in PLAIN},
     **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_mean_224" for s, p in MEAN},
-    **{f"SimpleViT-{LETTERS[s]}/{p}": f"simple_vit_{s}_patch{p}_224" for s, p in SIMPLE_SIZES},
+    **VARIANT_ALIASES,
 }
-SOURCES = (TIMM, FACEBOOK, DINO_SWIGLU, *WRITTEN_AS_VIT, HF_VIT, HF_REGISTER, *HF_DINO)
+SOURCES = (TIMM, FACEBOOK, DINO_SWIGLU, *WRITTEN_AS_VIT, HF_VIT, HF_REGISTER, *HF_DINO, HF_SIGLIP)
 CHECKPOINT = CheckpointSide(infer_config=infer_vit_config, sources=SOURCES, heads_by_width=True)
 FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

@@ -17,7 +17,8 @@ from vitrail.models.checkpoint_side import SourceNames
 
 NAME = "authors"
 # `details` of a source: `kernel`, a tensor with as many rows as the model is wide, if heads follow from the width;
-# `wrapper`, the key of the tensors in a file, by default state_dict; `preprocessing`, where it is not the default one
+# `wrapper`, the key of the tensors in a file, by default state_dict; `preprocessing`, where it is not the default one;
+# `ignored`, a pattern of tensors that are not used; `fields`, the config fields of all its models
 
 
 def matches(contents: RawContents) -> bool:
@@ -33,8 +34,9 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         family=family,
         source=source,
         tensors=tensors,
-        known={**heads, **known},
+        known={**source.details.get("fields", {}), **heads, **known},
         policy="deit",
+        ignore=source.details.get("ignored", ""),
         preprocessing=partial(make_preprocessing, source),
         fixed_fields=layout.OWNER_FIXED_FIELDS,
     )

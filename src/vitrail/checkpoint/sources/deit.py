@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source, get_source, has_layout
+from vitrail.checkpoint.family_sources import choose_source, find_source, get_source, is_outside_layout
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.name_table import add_name_prefix
 from vitrail.checkpoint.sources import timm
@@ -23,10 +23,7 @@ NAME = "deit"
 def matches(contents: RawContents) -> bool:
     names = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     found, wrapped = find_source(NAME, names), contents.wrapper in ("model", "model_ema")
-    in_timm = find_source(timm.NAME, names)
-    if found is None or (
-        in_timm is not None and not has_layout(in_timm[0], NAME)
-    ):  # a hybrid, or a Swin of its authors
+    if found is None or is_outside_layout(NAME, names):
         return False
     if found[1].details.get("named_as_in_timm"):
         return wrapped

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, get_source
+from vitrail.checkpoint.family_sources import choose_source, get_source, is_outside_layout
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.name_table import convert_to_our_tensors
 from vitrail.checkpoint.sincos_tables import is_sincos_table
@@ -28,8 +28,8 @@ def matches(contents: RawContents) -> bool:
     tuned = "fc_norm.weight" in names and "norm.weight" not in names
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
     others = {"dist_token", "blocks.0.gamma_1", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
-    hybrid = any(name.startswith("patch_embed.backbone.") for name in names)
-    return "patch_embed.proj.weight" in names and own and not hybrid and not others & names.keys()
+    own = own and "patch_embed.proj.weight" in names and not others & names.keys()
+    return own and not is_outside_layout(NAME, names)
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

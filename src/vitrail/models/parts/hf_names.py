@@ -132,7 +132,10 @@ def make_hf_vit_source(*, registers: bool) -> SourceNames:
         table=(make_entry("embeddings.distillation_token", "reg_token"), *HF_VIT_TABLE, HF_REGISTERS, *HF_DISTILLED),
         markers=(HF_KERNEL, "embeddings.distillation_token") if registers else (HF_KERNEL,),
         accepts=lambda config: (
-            not is_dinov2(config) and not config.get("distilled") and bool(config.get("registers")) == registers
+            not is_dinov2(config)
+            and not config.get("distilled")
+            and config.get("pool") != "map"  # SigLIP's
+            and bool(config.get("registers")) == registers
         ),
         supported={"registers": (0, 1), **HF_SUPPORTED},
         card=lambda config: make_hf_vit_card(config, model_type, class_name),

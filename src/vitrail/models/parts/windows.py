@@ -3,6 +3,7 @@
 B batch, n = h·w tokens, W windows of m = r·c tokens each, D width, H heads.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +90,24 @@ class Windows:
         return self.split(torch.ones(1, self.grid[0] * self.grid[1], 1, device=device))[..., 0] > 0
 
 
+@dataclass(frozen=True)
+class TokenWindows(Windows):
+    """Windows that each have a token of their own before their places; all windows are whole."""
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, W + n, D) → (B·W, 1 + m, D)"""
+        count = math.prod(self.counts)
+        return torch.cat([x[:, :count].flatten(0, 1)[:, None], super().split(x[:, count:])], dim=1)
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        tokens = x[:, 0].unflatten(0, (-1, math.prod(self.counts)))
+        return torch.cat([tokens, super().join(x[:, 1:])], dim=1)
+
+    def places(self, device: torch.device | None = None) -> Tensor:
+        return torch.ones(math.prod(self.counts), 1 + math.prod(self.size), dtype=torch.bool, device=device)
+
+
 class OffsetBias(nn.Module):
     """A learned bias of the attention per head and offset, key − query, in rows and columns: (H, 2r−1, 2c−1)."""
 
@@ -99,6 +118,12 @@ class OffsetBias(nn.Module):
     def forward(self, size: Grid) -> Tensor:
         """For all pairs of tokens of a window, which may be smaller than the largest: (H, m, m)."""
         return look_up_offsets(self.table, size)
+
+
+def mirror_offsets(table: Tensor) -> Tensor:
+    """A table by offset from one by distance in rows and columns: (H, r, c) → (H, 2r−1, 2c−1)."""
+    table = torch.cat([table[:, 1:].flip(1), table], dim=1)
+    return torch.cat([table[:, :, 1:].flip(2), table], dim=2)
 
 
 def look_up_offsets(table: Tensor, size: Grid) -> Tensor:
@@ -167,3 +192,21 @@ class WindowAttention(SelfAttention):
         assert grid is not None
         y = merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0))
         return self.cut(grid).join(self.proj(y))
+
+
+class MaskedWindowAttention(WindowAttention):
+    """Attention within windows, in which no token attends to the padding of its window."""
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        q, k, v, mask = super().project(x, grid, mask, queries)
+        assert grid is not None
+        windows = self.cut(grid)
+        if any(windows.padding):
+            places = windows.places(x.device)
+            places = (places | ~places.any(-1, keepdim=True))[:, None, None]  # (W, 1, 1, m); one of padding alone: all
+            mask = join_masks(
+                mask, places.repeat(q.shape[0] // places.shape[0], 1, 1, 1).expand(-1, -1, q.shape[2], -1)
+            )
+        return q, k, v, mask

@@ -1,0 +1,304 @@
+"""BEiT (Bao 2021, arXiv 2106.08254) and BEiT-v2 (Peng 2022, arXiv 2208.06366): a ViT that knows offsets, not places.
+
+Nothing is added to the tokens; the attention has a learned bias for each offset between two patches. Pre-trained
+models, and those of SimMIM (Xie 2021, arXiv 2111.09886), have one table for all blocks, fine-tuned ones one per block.
+B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, R = (2h−1)·(2w−1) offsets.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import SelfAttention, join_masks
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.positions import Grid, resample
+from vitrail.models import checkpoint_side as side
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.family import Family
+from vitrail.models.name_entries import THREE_PARTS, TWO_PARTS, TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.parts import encoder_names, hf_names
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.qv_bias import KeylessBiasLinear
+from vitrail.models.parts.scaled_init import init_scaled_layers
+from vitrail.models.parts.tensor_shapes import get_tensor_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeitConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    patch_size: Size = 16
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
+    width: int = 768  # channels of a token
+    depth: int = 12  # blocks
+    heads: int = 12  # attention heads, each width / heads wide
+    mlp_width: int | None = None  # default: 4·width
+    layer_scale: float | None = 1e-5  # the factor that a block's branches start with; none: no factor
+    shared_bias: bool = False  # one table of biases for all blocks, as in pre-training; false: one per block
+    pool: Literal["mean_norm", "class"] = "mean_norm"  # mean_norm: the final norm after the mean of the patches
+    norm_eps: float = 1e-6  # transformers: 1e-12
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
+
+    def __post_init__(self) -> None:
+        check_patch_config(self)
+
+
+class Beit(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
+
+    config: BeitConfig
+    prefix_tokens = ("class",)
+    first_filters = "patch_embed.proj.weight"
+    takes_mask = True
+    no_dropping_reason = "its biases need the position of every token"
+
+    def __init__(self, config: BeitConfig) -> None:
+        super().__init__(config)
+        width, eps, patch = config.width, config.norm_eps, pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        mean = config.pool == "mean_norm"
+        self.classifier_tokens = () if mean else ("class",)
+        self.heads = (("mean" if mean else "class", "head"),) if config.classes else ()
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.rel_pos_bias = ClassOffsetBias(config.heads, self.grid) if config.shared_bias else None
+        self.blocks = make_blocks(
+            config.depth,
+            width,
+            config.heads,
+            config.mlp_width or 4 * width,
+            norm_eps=eps,
+            rates=(config.dropout, config.attention_dropout, config.stochastic_depth),
+            layer_scale=config.layer_scale,
+        )
+        for block in self.blocks:
+            bias = None if config.shared_bias else ClassOffsetBias(config.heads, self.grid)
+            block.attn = OffsetAttention(width, config.heads, bias, dropout=config.attention_dropout)
+        self.norm = nn.Identity() if mean else nn.LayerNorm(width, eps)
+        self.fc_norm = nn.LayerNorm(width, eps) if mean else nn.Identity()
+        self.head = make_head(width, config.classes)
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """As in the authors' code, biases by offset are zero; so is the head."""
+        init_scaled_layers(self, self.blocks)
+        for module in self.modules():
+            if isinstance(module, ClassOffsetBias):
+                nn.init.zeros_(module.offsets)
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        zero_head(self.head)
+
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # the attention has them
+        return self.pos_drop(prepend_tokens(patches, self.cls_token))
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None, mask: Tensor | None = None) -> Tensor:
+        """All blocks; with `queries`, only the first `queries` tokens are returned: (B, N, D).
+
+        The `mask` of the attention is True for the keys that a query attends to; it broadcasts to (B, H, N, N).
+        """
+        if self.rel_pos_bias is not None:
+            mask = join_masks(mask, self.rel_pos_bias(grid))
+        *body, last = self.blocks
+        for block in body:
+            x = block(x, grid, None, mask)
+        return last(x, grid, queries if mask is None else None, mask)[:, :queries]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
+        return self.head(tokens[:, 0] if self.config.pool == "class" else self.fc_norm(tokens[:, 1:].mean(1)))
+
+
+class OffsetAttention(SelfAttention):
+    """Self-attention with a bias by offset, if it has a table of its own; k has no bias: (B, N, D) → (B, N, D)."""
+
+    def __init__(
+        self, width: int, heads: int, position_bias: "ClassOffsetBias | None", *, dropout: float = 0.0
+    ) -> None:
+        super().__init__(width, heads, bias=False, dropout=dropout)
+        self.qkv = KeylessBiasLinear(width)
+        self.position_bias = position_bias
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        q, k, v, _ = super().project(x)
+        if self.position_bias is not None:
+            if grid is None or grid[0] * grid[1] != x.shape[1] - 1:
+                raise ConfigError(f"grid {grid} for {x.shape[1]} tokens; expected (rows, columns) of one token less")
+            mask = join_masks(mask, self.position_bias(grid))
+        return q[:, :, :queries], k, v, None if mask is None else mask[..., :queries, :]
+
+
+class ClassOffsetBias(nn.Module):
+    """A learned bias of the attention per head and offset, query − key, and three that the class token takes part in.
+
+    They are the first rows of the table: from the class token to patches, from patches to it, and to itself.
+    """
+
+    def __init__(self, heads: int, grid: Grid) -> None:
+        super().__init__()
+        self.span = (2 * grid[0] - 1, 2 * grid[1] - 1)  # offsets 1 − n … n − 1 along each axis
+        self.offsets = nn.Parameter(torch.empty(1, 3 + self.span[0] * self.span[1], heads))
+
+    def forward(self, grid: Grid) -> Tensor:
+        """For all pairs of tokens: (1, H, N, N)."""
+        span = (2 * grid[0] - 1, 2 * grid[1] - 1)
+        table = resample(self.offsets, self.span, span)[0].T  # (H, 3 + R)
+        rows, columns = (torch.arange(side, device=table.device) for side in grid)
+        place = (rows[:, None] * span[1] + columns).flatten()  # of each patch, in the table's row length
+        index = place[:, None] - place + 3 + span[0] * span[1] // 2  # (n, n)
+        from_class = F.pad(torch.zeros_like(place), (1, 0), value=2)  # (N,)
+        index = torch.cat((from_class[None], F.pad(index, (1, 0), value=1)))
+        return table.index_select(1, index.flatten()).unflatten(1, index.shape)[None]
+
+
+BASE, LARGE = BeitConfig(), BeitConfig(width=1024, depth=24, heads=16)
+PRESETS = {
+    **{f"beit_base_patch16_{px}": replace(BASE, image_size=px, layer_scale=0.1) for px in (224, 384)},
+    **{f"beit_large_patch16_{px}": replace(LARGE, image_size=px) for px in (224, 384, 512)},
+    "beitv2_base_patch16_224": BASE,
+    "beitv2_large_patch16_224": LARGE,
+}
+ALIASES = {
+    **{f"BEiT-B/16{'' if px == 224 else f'@{px}'}": f"beit_base_patch16_{px}" for px in (224, 384)},
+    **{f"BEiT-L/16{'' if px == 224 else f'@{px}'}": f"beit_large_patch16_{px}" for px in (224, 384, 512)},
+    "BEiTv2-B/16": "beitv2_base_patch16_224",
+    "BEiTv2-L/16": "beitv2_large_patch16_224",
+}
+
+TABLE, SHARED_TABLE = "blocks.#.attn.position_bias.offsets", "rel_pos_bias.offsets"
+
+
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
+    """The table tells the number of heads and, for a square, the grid."""
+    fields, shared = encoder_names.infer_encoder_fields(shapes), SHARED_TABLE in shapes
+    _, rows, heads = get_tensor_shape(shapes, SHARED_TABLE if shared else TABLE.replace("#", "0"), 3)
+    span = math.isqrt(max(rows - 3, 0))
+    square = span * span == rows - 3 and span % 2 == 1
+    fields |= {
+        "image_size": tuple((span + 1) // 2 * pixels for pixels in fields["patch_size"]) if square else None,
+        "heads": heads,
+        "shared_bias": shared,
+        "pool": "mean_norm" if "fc_norm.weight" in shapes else "class",
+    }
+    return side.InferredConfig(fields=fields)
+
+
+def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
+    arguments = encoder_names.make_timm_arguments(config) | {
+        "use_rel_pos_bias": not config["shared_bias"],
+        "use_shared_rel_pos_bias": config["shared_bias"],
+        "global_pool": encoder_names.TIMM_POOLS[config["pool"]],
+    }
+    return encoder_names.make_timm_card(config, "beit_base_patch16_224", arguments)
+
+
+def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
+    return hf_names.make_hf_vit_card(config, "beit", "Beit") | {
+        "use_relative_position_bias": not config["shared_bias"],
+        "use_shared_relative_position_bias": config["shared_bias"],
+        "use_mean_pooling": config["pool"] == "mean_norm",
+        "layer_scale_init_value": config["layer_scale"] or 0.0,
+        "drop_path_rate": config["stochastic_depth"],
+    }
+
+
+# theirs: (R + 3, H), the three rows of the class token last
+CLASS_ROWS_FIRST = TensorTransform(lambda parts: parts[0].roll(3, 0)[None], lambda table, _: [table[0].roll(-3, 0)])
+BLOCK, THEIR_TABLE, PARTS = "blocks.#.", "relative_position_bias_table", ("query", "key", "value")
+TIMM_TABLE = (
+    *make_same_name_entries("cls_token", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"),
+    *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#"))),
+    *(make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
+    make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], f"{BLOCK}attn.qkv.qv_bias", TWO_PARTS),
+    make_entry(f"{BLOCK}attn.{THEIR_TABLE}", TABLE, CLASS_ROWS_FIRST),
+    make_entry(f"rel_pos_bias.{THEIR_TABLE}", SHARED_TABLE, CLASS_ROWS_FIRST),
+)
+SIMMIM_TABLE = tuple(replace(row, theirs=tuple(f"encoder.{name}" for name in row.theirs)) for row in TIMM_TABLE)
+
+
+def make_hf_rows(layer: str, q: str, out: str, table: str, shared: str) -> tuple[Any, ...]:
+    """The rows whose names differ on disk and in memory."""
+    names = [f"{layer}{q.format(*each)}" for each in zip(PARTS, "qkv", strict=True)]
+    return (
+        make_entry([f"{each}.weight" for each in names], f"{BLOCK}attn.qkv.weight", THREE_PARTS),
+        make_entry([f"{names[0]}.bias", f"{names[2]}.bias"], f"{BLOCK}attn.qkv.qv_bias", TWO_PARTS),
+        make_entry(f"{layer}attention.{out}.*", f"{BLOCK}attn.proj.*"),
+        make_entry(f"{layer}{table}relative_position_bias.{THEIR_TABLE}", TABLE, CLASS_ROWS_FIRST),
+        make_entry(f"{shared}.{THEIR_TABLE}", SHARED_TABLE, CLASS_ROWS_FIRST),
+        *(make_entry(f"{layer}lambda_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
+        make_entry(f"{layer}layernorm_before.*", f"{BLOCK}norm1.*"),
+        make_entry(f"{layer}layernorm_after.*", f"{BLOCK}norm2.*"),
+    )
+
+
+OLD, NEW = hf_names.HF_OLD_LAYER, hf_names.HF_NEW_LAYER
+HF_TABLE = (
+    make_entry("embeddings.cls_token", "cls_token"),
+    make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
+    make_entry("pooler.layernorm.*", "fc_norm.*"),
+    make_entry("layernorm.*", "norm.*"),
+    make_entry("classifier.*", "head.*"),
+    *make_hf_rows(
+        OLD, "attention.attention.{0}", "output.dense", "attention.attention.", "encoder.relative_position_bias"
+    ),
+    make_entry(f"{OLD}intermediate.dense.*", f"{BLOCK}mlp.fc1.*"),
+    make_entry(f"{OLD}output.dense.*", f"{BLOCK}mlp.fc2.*"),
+    *make_hf_rows(NEW, "attention.{1}_proj", "o_proj", "", "shared_position_bias"),  # in memory since v5
+    make_entry(f"{NEW}mlp.fc#.*", f"{BLOCK}mlp.fc#.*"),
+)
+PRETRAINING = r".*relative_position_index|(encoder\.)?mask_token|(lm_head|cls_pt_layers|decoder)\..*"  # not used here
+
+
+def make_timm_source(table: str) -> side.SourceNames:
+    """timm's names are also those of the authors' files, of fine-tuned and pre-trained models."""
+    return side.SourceNames(
+        layout="timm",
+        table=TIMM_TABLE,
+        markers=(encoder_names.PATCH_KERNEL, table),
+        assumed={"norm_eps": 1e-6},
+        card=make_timm_card,
+        details={"only_in_timm": True, "ignored": PRETRAINING},
+    )
+
+
+def make_hf_source(layer: str) -> side.SourceNames:
+    return side.SourceNames(
+        layout="hf",
+        table=HF_TABLE,
+        markers=(hf_names.HF_KERNEL, f"{layer}lambda_1"),
+        card=make_hf_card,
+        details={"model_type": "beit", "norm_eps": 1e-12, "ignored": PRETRAINING},
+    )
+
+
+SIMMIM = side.SourceNames(
+    layout="authors",
+    table=SIMMIM_TABLE,
+    markers=(f"encoder.{encoder_names.PATCH_KERNEL}", f"encoder.rel_pos_bias.{THEIR_TABLE}"),
+    supported={"shared_bias": (True,), "classes": (0,), "pool": ("class",)},
+    assumed={"norm_eps": 1e-6},
+    details={"wrapper": "model", "ignored": PRETRAINING},
+)
+SOURCES = (
+    make_timm_source(f"blocks.0.attn.{THEIR_TABLE}"),
+    make_timm_source(f"rel_pos_bias.{THEIR_TABLE}"),
+    make_hf_source(OLD),
+    make_hf_source(NEW),
+    SIMMIM,
+)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
+FAMILY = Family(name="beit", config=BeitConfig, build=Beit, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

@@ -1,0 +1,259 @@
+"""DINOv3 (Siméoni 2025, arXiv 2508.10104) and EVA-02 (Fang 2023, arXiv 2303.11331): ViTs with rotary positions.
+
+Queries and keys of the patches are rotated by angles proportional to their rows and columns, so that a score depends on
+the offset of two patches. DINOv3 has no other positions and takes images of any size; EVA-02 also adds a table.
+B batch, E prefix tokens, n = h·w patches, N = E + n tokens, D width, H heads, K width of a head.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import SelfAttention
+from vitrail.layers.embed import PatchEmbed
+from vitrail.layers.mlp import SwiGlu
+from vitrail.layers.positions import Grid, resample, rotate
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.family import Family
+from vitrail.models.parts import eva_names
+from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.qv_bias import KeylessBiasLinear
+from vitrail.models.parts.scaled_init import init_scaled_layers
+
+INDEXED_GRID = 16  # rows and columns of EVA-02 in pre-training, which places of other grids are scaled to
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaConfig:
+    image_size: Size = 256  # rows, columns; one number for a square
+    patch_size: Size = 16
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
+    width: int = 768  # channels of a token
+    depth: int = 12  # blocks
+    heads: int = 12  # attention heads, each width / heads wide
+    mlp_width: int | None = None  # default: 4·width
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    mlp_norm: bool = False  # a norm before the last map of a SwiGLU, as in the larger EVA-02
+    qv_bias: bool = False  # biases of queries and values; keys have none
+    layer_scale: float | None = 1e-5  # the factor that a block's branches start with; none: no factor
+    registers: int = field(default=4, metadata=MAY_BE_ZERO)  # extra tokens without a patch (Darcet 2023)
+    rotary: Literal["centred", "indexed", "none"] = "centred"  # DINOv3's, EVA-02's, or none as in EVA
+    positions: Literal["none", "learned"] = "none"  # learned: a table is added too
+    pool: Literal["class", "mean", "mean_norm"] = "mean"  # mean_norm: the final norm after the mean of the patches
+    norm_eps: float = 1e-5  # EVA-02: 1e-6
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: bool = False  # accept any multiple of the patch size at run time; a table is resampled
+
+    def __post_init__(self) -> None:
+        check_patch_config(self)
+        if self.mlp_norm and self.activation != "swiglu":
+            raise ConfigError(f"mlp_norm with activation {self.activation!r}; expected activation='swiglu'")
+        if self.rotary != "none" and self.width % (4 * self.heads):
+            raise ConfigError(f"width {self.width}; expected a multiple of {4 * self.heads} for rotary positions")
+
+
+class Eva(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
+
+    config: EvaConfig
+    first_filters = "patch_embed.proj.weight"
+    takes_mask = True
+
+    def __init__(self, config: EvaConfig) -> None:
+        super().__init__(config)
+        width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
+        patch = pair(config.patch_size)
+        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.prefix_tokens = ("class", *(f"register{number}" for number in range(config.registers)))
+        self.classifier_tokens = ("class",) if config.pool == "class" else ()
+        self.heads = ((config.pool.removesuffix("_norm"), "head"),) if config.classes else ()
+        if config.rotary != "none":
+            self.no_dropping_reason = "rotary positions need the position of every token"
+        self.patch_embed = PatchEmbed(width, patch, config.channels)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
+        self.reg_token = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
+        rows = self.prefix + math.prod(self.grid)
+        self.pos_embed = nn.Parameter(torch.empty(1, rows, width)) if config.positions == "learned" else None
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.blocks = make_blocks(
+            config.depth,
+            width,
+            config.heads,
+            mlp_width,
+            norm_eps=eps,
+            rates=(config.dropout, config.attention_dropout, config.stochastic_depth),
+            activation=config.activation,
+            layer_scale=config.layer_scale,
+        )
+        for block in self.blocks:
+            rotation = None if config.rotary == "none" else Rotation(width // config.heads, config.rotary)
+            dropout = config.attention_dropout
+            block.attn = RotaryAttention(width, config.heads, rotation, qv_bias=config.qv_bias, dropout=dropout)
+            if config.mlp_norm:
+                block.mlp = NormedSwiGlu(width, mlp_width, norm_eps=eps, dropout=config.dropout)
+        self.norm = nn.Identity() if config.pool == "mean_norm" else nn.LayerNorm(width, eps)
+        self.fc_norm = nn.LayerNorm(width, eps) if config.pool == "mean_norm" else nn.Identity()
+        self.head = make_head(width, config.classes)
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """As in EVA-02's code; the head is zero."""
+        init_scaled_layers(self, self.blocks)
+        for table in (self.cls_token, self.reg_token, self.pos_embed):
+            if table is not None:
+                nn.init.trunc_normal_(table, std=0.02)
+        zero_head(self.head)
+
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        x, table = prepend_tokens(patches, self.cls_token, self.reg_token), self.tables(grid)
+        return self.pos_drop(x if table is None else x + table)
+
+    def tables(self, grid: Grid) -> Tensor | None:
+        return None if self.pos_embed is None else resample(self.pos_embed, self.grid, grid)
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None, mask: Tensor | None = None) -> Tensor:
+        """All blocks; with `queries`, the last one computes only the first `queries` tokens: (B, N, D).
+
+        The `mask` of the attention is True for the keys that a query attends to; it broadcasts to (B, H, N, N).
+        """
+        *body, last = self.blocks
+        for block in body:
+            x = block(x, grid, None, mask)
+        return last(x, grid, queries, mask)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for `tokens`: (B, N, D) → (B, classes)."""
+        return self.head(
+            tokens[:, 0] if self.config.pool == "class" else self.fc_norm(tokens[:, self.prefix :].mean(1))
+        )
+
+
+class RotaryAttention(SelfAttention):
+    """Self-attention whose queries and keys are rotated; keys have no bias: (B, N, D) → (B, N, D)."""
+
+    def __init__(
+        self, width: int, heads: int, rotation: "Rotation | None", *, qv_bias: bool, dropout: float = 0.0
+    ) -> None:
+        super().__init__(width, heads, bias=False, dropout=dropout)
+        self.rotation = rotation
+        if qv_bias:
+            self.qkv = KeylessBiasLinear(width)
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        q, k, v, _ = super().project(x)
+        if self.rotation is not None:
+            if grid is None or grid[0] * grid[1] > x.shape[1]:
+                raise ConfigError(f"grid {grid} for {x.shape[1]} tokens; expected (rows, columns) of no more tokens")
+            q, k = self.rotation(q, k, grid)
+        return q[:, :, :queries], k, v, None if mask is None else mask[..., :queries, :]
+
+
+class Rotation(nn.Module):
+    """Rotates pairs of coordinates of q and k by the rows of the patches, then as many by the columns.
+
+    centred: places are those of the patches' centres from −2π to 2π, and coordinate i is paired with i + K/2.
+    indexed: places are counted from 0, scaled to 16 rows and columns, and coordinate 2i is paired with 2i + 1.
+    """
+
+    def __init__(self, head_width: int, kind: Literal["centred", "indexed"]) -> None:
+        super().__init__()
+        self.head_width, self.kind = head_width, kind
+        self.base = 100.0 if kind == "centred" else 10_000.0
+
+    def locate(self, count: int, device: torch.device) -> Tensor:
+        """The places of `count` patches along an axis."""
+        numbers = torch.arange(count, device=device).float()
+        if self.kind == "centred":
+            return 2 * math.pi * ((2 * numbers + 1) / count - 1)
+        return numbers * (INDEXED_GRID / count)
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        steps = torch.arange(0, self.head_width, 4, device=q.device).float()
+        rates = self.base ** (-steps / self.head_width)  # base^(−4i/K)
+        rows, columns = (self.locate(count, q.device)[:, None] * rates for count in grid)
+        rows, columns = rows[:, None].expand(-1, grid[1], -1), columns.expand(grid[0], -1, -1)  # (h, w, K/4)
+        angles = torch.cat((rows, columns), dim=-1).flatten(0, 1)  # (n, K/2)
+        angles = F.pad(angles, (0, 0, k.shape[2] - angles.shape[0], 0))  # angle 0: prefix tokens are not rotated
+        cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+        turn = rotate if self.kind == "centred" else rotate_neighbours
+        return turn(q, cos, sin), turn(k, cos, sin)
+
+
+def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair of coordinates (2i, 2i + 1) by its token's angle: (B, H, N, K)."""
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+
+
+class NormedSwiGlu(SwiGlu):
+    """fc2(LN(SiLU(a)·b)), where a and b are the halves of fc1(x): (B, N, D) → (B, N, D)."""
+
+    def __init__(self, width: int, hidden: int, *, norm_eps: float, dropout: float = 0.0) -> None:
+        super().__init__(width, hidden, dropout=dropout)
+        self.norm = nn.LayerNorm(hidden, norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.fc1(x).chunk(2, dim=-1)
+        return self.drop(self.fc2(self.norm(self.drop(F.silu(a) * b))))
+
+
+DINO = EvaConfig(classes=0)
+DINOV3 = {
+    "tiny": replace(DINO, width=192, heads=3),
+    "small": replace(DINO, width=384, heads=6),
+    "small_plus": replace(DINO, width=384, heads=6, activation="swiglu"),
+    "base": DINO,
+    "large": replace(DINO, width=1024, depth=24, heads=16),
+    "huge_plus": replace(DINO, width=1280, depth=32, heads=20, activation="swiglu"),
+    "7b": replace(DINO, width=4096, depth=40, heads=32, mlp_width=8192, activation="swiglu"),
+}
+EVA02_BASE = EvaConfig(
+    image_size=448,
+    patch_size=14,
+    mlp_width=2048,
+    activation="swiglu",
+    mlp_norm=True,
+    qv_bias=True,
+    layer_scale=None,
+    registers=0,
+    rotary="indexed",
+    positions="learned",
+    pool="mean_norm",
+    norm_eps=1e-6,
+)
+EVA02 = {
+    "tiny": replace(EVA02_BASE, width=192, heads=3, mlp_width=512, mlp_norm=False),
+    "small": replace(EVA02_BASE, width=384, heads=6, mlp_width=1024, mlp_norm=False),
+    "base": EVA02_BASE,
+    "large": replace(EVA02_BASE, width=1024, depth=24, heads=16, mlp_width=2730),
+}
+TUNED = {"tiny": 336, "small": 336, "base": 448, "large": 448}  # image sizes
+PRESETS = {
+    **{f"vit_{size}_patch16_dinov3": config for size, config in DINOV3.items() if size != "tiny"},
+    **{f"vit_{s}_patch16_dinov3_qkvb": replace(config, qv_bias=True) for s, config in DINOV3.items() if s != "7b"},
+    **{f"eva02_{size}_patch14_224": replace(config, image_size=224, classes=0) for size, config in EVA02.items()},
+    **{f"eva02_{size}_patch14_{px}": replace(EVA02[size], image_size=px) for size, px in TUNED.items()},
+}
+LETTERS = {"tiny": "Ti", "small": "S", "small_plus": "S+", "base": "B", "large": "L", "huge_plus": "H+", "7b": "7B"}
+ALIASES = {
+    **{f"DINOv3-{LETTERS[size]}/16": f"vit_{size}_patch16_dinov3" for size in DINOV3 if size != "tiny"},
+    **{f"EVA-02-{LETTERS[size]}/14": f"eva02_{size}_patch14_224" for size in EVA02},
+    **{f"EVA-02-{LETTERS[size]}/14@{px}": f"eva02_{size}_patch14_{px}" for size, px in TUNED.items()},
+}
+FAMILY = Family(
+    name="eva", config=EvaConfig, build=Eva, presets=PRESETS, aliases=ALIASES, checkpoint=eva_names.CHECKPOINT
+)
