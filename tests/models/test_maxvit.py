@@ -238,7 +238,7 @@ def test_export_with_any_batch(tmp_path: Path) -> None:
     assert measure_export_difference(toy(window=4), tmp_path) <= 1e-4
 
 
-FASHION = "image_size=28 stem_stride=1 stem_width=16 stages=[1,1] widths=[32,64] heads=[1,2]"
+FASHION = "image_size=28 stem_stride=1 stem_width=8 stages=[1,1] widths=[16,32] heads=[1,2]"
 
 
 @pytest.mark.slow

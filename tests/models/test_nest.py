@@ -88,7 +88,7 @@ def test_output_and_feature_maps_equal_timm(constants: str, tmp_path: Path) -> N
 
 @torch.no_grad()
 def test_constants_change_the_output() -> None:
-    """Another GELU by thousandths, another padding by tenths: symmetric pools move the map by half a token."""
+    """Another padding more than another GELU: symmetric pools move the map by half a token."""
     ours, x = toy(), images()
     outputs = dict[str, Tensor]()
     for constants, fields in FIELDS.items():

@@ -21,6 +21,7 @@ from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
+from vitrail.models.init import init_small
 from vitrail.models.name_entries import IDENTITY, NameEntry, TensorTransform, make_entry
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.convnet import ConvNet
@@ -90,14 +91,9 @@ class ConvNeXt(ConvNet):
 
     def draw_weights(self) -> None:
         """As in the authors' code: every branch starts near 0; the head is zero."""
+        init_small(self)
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-            elif isinstance(module, ConvNeXtBlock):
+            if isinstance(module, ConvNeXtBlock):
                 nn.init.constant_(module.gamma, self.config.layer_scale)
         zero_head(self.head["fc"])
 

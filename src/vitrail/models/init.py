@@ -54,6 +54,17 @@ def init_stacked_linear(layer: nn.Linear, parts: list[int]) -> None:
         nn.init.xavier_uniform_(matrix)
 
 
+def init_small(model: nn.Module) -> None:
+    """Linear maps and convolutions small and without bias, norms the identity, as in the code of ConvNeXt and NesT."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+
+
 def lecun_normal_(weight: Tensor) -> None:
     """Truncated normal with variance 1/fan-in, cut at two standard deviations."""
     std = 1 / math.sqrt(weight[0].numel()) / 0.87962566103423978  # standard deviation left by the truncation

@@ -42,7 +42,7 @@ class MaxViTConfig:
     widths: tuple[int, ...] = (64, 128, 256, 512)  # channels of a token, per stage
     heads: tuple[int, ...] = (2, 4, 8, 16)  # attention heads per stage, each width / heads wide
     window: int | None = None  # rows and columns of a window; none: as many as the last stage has
-    constants: Constants = "google"  # torchvision: those of its models; logits differ by more than 0.1
+    constants: Constants = "google"  # torchvision: those of its maxvit_t
     dropout: float = field(default=0.0, metadata=RATE)
     attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first

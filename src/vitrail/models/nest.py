@@ -23,6 +23,7 @@ from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, Level, make_patch_sizes
 from vitrail.models.family import Family
+from vitrail.models.init import init_small
 from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.head import make_head, zero_head
@@ -113,14 +114,9 @@ class NesT(ImageModel):
 
     def draw_weights(self) -> None:
         """As in the authors' code; the head is zero."""
+        init_small(self)
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-            elif isinstance(module, NesTStage):
+            if isinstance(module, NesTStage):
                 nn.init.trunc_normal_(module.pos_embed, std=0.02)
         zero_head(self.head)
 
