@@ -20,7 +20,8 @@ from vitrail.checkpoint import read, write
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
 from vitrail.layers.attention import SelfAttention
-from vitrail.models.twins import PRESETS, MaskedWindowAttention, Twins, TwinsConfig
+from vitrail.models.parts.windows import MaskedWindowAttention
+from vitrail.models.twins import PRESETS, Twins, TwinsConfig
 from vitrail.train.optim import list_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")

@@ -20,7 +20,7 @@ def add_weight_noise(module: M, std: float = 0.05) -> M:
 def randomise_batch_norms(module: M) -> M:
     """Set the running statistics of batch norms to random values, as after training."""
     for norm in module.modules():
-        if isinstance(norm, nn.BatchNorm2d):
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
             for buffer, low, high in ((norm.running_mean, -0.2, 0.2), (norm.running_var, 0.5, 2.0)):
                 assert buffer is not None
                 buffer.uniform_(low, high)

@@ -24,7 +24,8 @@ class Reference:
 def read_reference(shared: Callable[[str], Path], name: str) -> Reference:
     """A file of the folder `reference`, whose README has the formulas."""
     data = json.loads(shared(f"reference/{name}.json").read_text())
-    tensors = {each: make_tensor(each, tuple(shape)) for each, shape in data["tensors"].items()}
+    shared_name = ".proj_cls.", ".proj."  # the same tensor in RegionViT
+    tensors = {each: make_tensor(each.replace(*shared_name), tuple(shape)) for each, shape in data["tensors"].items()}
     b, c, h, w = data["images"]
     repeat = data.get("repeat", 1)
     pixels = np.random.RandomState(7).standard_normal((b, c, h // repeat, w // repeat))

@@ -19,7 +19,7 @@ HEADS_BY_SHAPE = {  # (width, depth, MLP width): two SigLIP models and an old Vi
     (1536, 40, 6144): 16,
     (768, 8, 2304): 8,
 }
-FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions", "windows")
+FIELDS_NOT_IN_SHAPES = ("heads", "activation", "norm_eps", "pool", "positions", "windows", "intervals", "padding")
 
 ConfigFields = dict[str, Any]
 

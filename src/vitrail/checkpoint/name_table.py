@@ -94,11 +94,13 @@ def convert_to_their_tensors(
     return theirs
 
 
-def add_name_prefix(table: Iterable[NameEntry], prefix: str, *, unless_containing: str = "") -> tuple[NameEntry, ...]:
-    """The table of a layout that puts `prefix` before all its names, except names that contain `unless_containing`."""
+def add_name_prefix(
+    table: Iterable[NameEntry], prefix: str, *, unless_containing: tuple[str, ...] = ()
+) -> tuple[NameEntry, ...]:
+    """The table of a layout that puts `prefix` before all its names, except those that contain one of these parts."""
     return tuple(
         row
-        if unless_containing and unless_containing in row.theirs[0]
+        if any(part in row.theirs[0] for part in unless_containing)
         else replace(row, theirs=tuple(prefix + name for name in row.theirs))
         for row in table
     )

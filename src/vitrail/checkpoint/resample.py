@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitrail.errors import unknown_name_error
 from vitrail.layers.positions import Grid, resample
+from vitrail.models.parts.windows import mirror_offsets
 
 ResamplingPolicy = Literal["timm", "deit", "google", "torchvision", "dino"]
 INTERPOLATION_RULES: dict[ResamplingPolicy, dict[str, Any]] = {
@@ -42,6 +43,14 @@ def resample_map(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy =
     """Resample a table (…, h, w) whose last axes are the grid: (1, D, h, w), or offsets of H heads (H, 2h−1, 2w−1)."""
     rows = table.reshape(1, -1, old[0] * old[1]).transpose(1, 2)  # (1, h·w, D)
     return resample_positions(rows, old, new, policy).transpose(1, 2).reshape(*table.shape[:-2], *new)
+
+
+def resample_distances(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy = "timm") -> Tensor:
+    """Resample a table by distance, (H, h, w), as one by offset to both sides, in which distance 0 stays in place."""
+    offsets = resample_map(
+        mirror_offsets(table), (2 * old[0] - 1, 2 * old[1] - 1), (2 * new[0] - 1, 2 * new[1] - 1), policy
+    )
+    return offsets[:, new[0] - 1 :, new[1] - 1 :].contiguous()
 
 
 def resample_projection(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy = "timm") -> Tensor:

@@ -5,11 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.checkpoint.load_report import LoadReport
 from vitrail.checkpoint.resample import (
     ResamplingPolicy,
+    resample_distances,
     resample_map,
     resample_patch_kernel,
     resample_positions,
@@ -22,9 +23,14 @@ from vitrail.models.contract import ImageModel
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),
-    *("stage_dropout", "answer", "feature_layer", "mlp_dropout", "windows", "trained_windows"),
+    *("stage_dropout", "answer", "feature_layer", "mlp_dropout", "windows", "trained_windows", "intervals"),
+    *("odd_windows", "window"),
 )
-RESAMPLING_FUNCTIONS = {"sums": resample_projection, "map": resample_map}  # of positions otherwise
+RESAMPLING_FUNCTIONS = {
+    "sums": resample_projection,
+    "map": resample_map,
+    "distances": resample_distances,
+}  # of positions otherwise
 
 
 def check_adaptable(config: Any, wanted: Any) -> Any:
@@ -53,7 +59,7 @@ def adapt_weights(
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)
         kind = find_resampled_kind(name, side)
-        if kind == "map" and given is not None and given.ndim == wanted.ndim >= 3:
+        if kind in ("map", "distances") and given is not None and given.ndim == wanted.ndim >= 3:
             old, new = (given.shape[-2], given.shape[-1]), (wanted.shape[-2], wanted.shape[-1])
         else:
             old, new = find_old_and_new_grid(kind, source, target)
@@ -62,7 +68,7 @@ def adapt_weights(
             matched.append(name)
         elif name.startswith(heads):
             like = next(t for t in tensors.values() if t.is_floating_point()) if given is None else given
-            adapted[name] = torch.zeros(wanted.shape, dtype=like.dtype)
+            adapted[name] = make_head_tensor(name, target, like.dtype)
             initialised.append(name)
         elif given is not None and old != new:  # also if both grids have the same number of patches
             what = "projection" if kind == "sums" else "positions"
@@ -77,13 +83,21 @@ def adapt_weights(
     return adapted, LoadReport(tuple(matched), resized, tuple(initialised), ignored)
 
 
+def make_head_tensor(name: str, model: Any, dtype: torch.dtype) -> Tensor:
+    """The initial value of a tensor in a new head: 0, but 1 for what a batch norm multiplies or divides by."""
+    part, _, kind = name.rpartition(".")
+    wanted, scales = model.state_dict()[name], isinstance(model.get_submodule(part), nn.BatchNorm1d)
+    fill = torch.ones if scales and kind in ("weight", "running_var") else torch.zeros
+    return fill(wanted.shape, dtype=dtype if wanted.is_floating_point() else wanted.dtype)
+
+
 def find_resampled_kind(name: str, side: CheckpointSide) -> ResampledKind | None:
     return next((kind for end, kind in side.resampled.items() if name == end or name.endswith(f".{end}")), None)
 
 
 def find_old_and_new_grid(kind: ResampledKind | None, source: Any, target: Any) -> tuple[Grid, Grid]:
     """Old and new grid of a tensor with one row per position; equal for all other tensors."""
-    if kind in (None, "kernel", "map"):
+    if kind in (None, "kernel", "map", "distances"):
         return (1, 1), (1, 1)
     if kind == "first_grid":  # as grid, of the first level
         return source.levels[0].grid, target.levels[0].grid

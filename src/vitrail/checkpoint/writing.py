@@ -25,7 +25,7 @@ from vitrail.models.checks import pair
 from vitrail.models.contract import Model, unwrap_compiled
 from vitrail.models.family import Family
 
-GELU_NAMES = ("gelu", "gelu_tanh")
+GELU_NAMES = ("gelu", "gelu_tanh", "quick_gelu")
 
 
 def write(

@@ -30,7 +30,7 @@ from vitrail.export.onnx_file import check_onnx_packages, find_size_multiple, tr
 from vitrail.export.onnx_session import run_onnx_file, silence_warnings
 from vitrail.export.quantise import quantise_onnx_file, write_description_and_onnx_metadata
 from vitrail.models.checks import pair
-from vitrail.models.contract import check_reads_images
+from vitrail.models.contract import check_reads_images, find_image_model
 from vitrail.models.token_merging import add_token_merging
 
 ExportFormat = Literal["onnx", "onnx-int8", "torch-export"]
@@ -117,6 +117,9 @@ def check_export_arguments(model: object, folder: object, preprocessing: object,
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a {type(model).__name__}; expected a module: vitrail.open_model(name).model")
     check_reads_images(model)
+    declared = find_image_model(model)
+    if declared is not None and declared.no_export_reason:
+        raise ConfigError(f"this {type(declared).__name__} cannot be exported: {declared.no_export_reason}")
     if not isinstance(folder, str | Path):
         raise ConfigError(f"the folder is {folder!r}; expected a string or a Path")
     if not isinstance(preprocessing, Preprocessing):

@@ -54,19 +54,25 @@ def window_attention_distance(maps: NDArray[Any], windows: Windows, patch: tuple
     """The same for attention within windows, without their padding: (B·W, H, m, m) → (B, H)."""
     real = np.tile(windows.places().numpy(), (len(maps) // math.prod(windows.counts), 1))  # (B·W, m)
     inside = np.where(real[:, None, :, None] & real[:, None, None], maps, 0)
-    distances = attention_distance(inside, windows.size, patch).reshape(-1, math.prod(windows.counts), maps.shape[1])
+    step = (patch[0] * windows.interval[0], patch[1] * windows.interval[1])
+    distances = attention_distance(inside, windows.size, step).reshape(-1, math.prod(windows.counts), maps.shape[1])
     rows = real.reshape(*distances.shape[:2], -1).sum(-1)  # each token counts once, in large windows and small ones
     return np.einsum("bwh,bw->bh", np.nan_to_num(distances), rows) / rows.sum(1, keepdims=True)
 
 
 def reduced_attention_distance(maps: NDArray[Any], grids: ReducedGrid, image: tuple[int, int]) -> NDArray[Any]:
-    """The same for fewer keys than queries, each at the centre of the tokens it is made of: (B, H, n, k) → (B, H)."""
+    """The same for queries and keys on two grids, each at the centre of its part of the image: (B, H, n, k) → (B, H).
+
+    Prefix tokens are dropped as above.
+    """
     centres = [
         (np.indices(grid).reshape(2, -1).T + 0.5) * (np.asarray(image) / np.asarray(grid))
         for grid in (grids.queries, grids.keys)
     ]
     distances = np.linalg.norm(centres[0][:, None] - centres[1], axis=-1)  # (n, k)
-    return np.einsum("bhqk,qk->bh", maps, distances.astype(maps.dtype)) / maps.shape[2]
+    patches = maps[:, :, -len(centres[0]) :, -len(centres[1]) :]
+    weighted = np.einsum("bhqk,qk->bhq", patches, distances.astype(maps.dtype))
+    return (weighted / patches.sum(-1)).mean(-1)
 
 
 def count_prefix_tokens(maps: NDArray[Any], grid: tuple[int, int]) -> int:

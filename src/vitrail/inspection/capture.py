@@ -19,12 +19,12 @@ from vitrail.layers.attention import Attention, AttentionLayer, attention_weight
 from vitrail.layers.positions import Grid
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.contract import ImageModel, find_image_model, unwrap_compiled
-from vitrail.models.parts.reduced_attention import ReducedAttention, ReducedGrid
+from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 AnyAttention = Attention | AttentionLayer
 # called with probabilities (B, H, Nq, N) and the grid of patches; with those within windows, (B·W, H, m, m), and the
-# windows; or with those of fewer keys and both grids
+# windows; or with those of fewer keys or queries and both grids
 MapReduction = Callable[[Tensor, Grid | Windows | ReducedGrid], Any]
 
 
@@ -46,7 +46,7 @@ class AttentionCapture:
         self.grid: Grid | None = None if self.declared is None else self.declared.grid  # of the last layer recorded
         self.grids = dict[int, Grid]()  # of all layers, also of those whose maps are not captured
         self.windows = dict[int, Windows]()  # of layers that attend within windows; their maps are (B·W, H, m, m)
-        self.reduced = dict[int, ReducedGrid]()  # of layers with fewer keys than queries; their maps are (B, H, n, k)
+        self.reduced = dict[int, ReducedGrid]()  # of layers with fewer keys or queries; their maps are (B, H, n, k)
         self.token_count = 0
         self.late_tokens = 0  # tokens, the first ones, that join after some layers: CaiT's class token
         self.maps_by_layer = dict[int, Any]()  # attention probabilities, or what `keep` returned for them
@@ -103,6 +103,10 @@ class AttentionCapture:
         """Pre-hook of a layer: record its grid; in the first one and in those captured, the number of tokens, too."""
         given = bind_arguments(module, args, named)
         count, grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
+        if isinstance(module, TwoGridAttention) and grid is not None:
+            self.reduced[layer] = module.reduce_grid(grid)
+            queries = self.reduced[layer].queries
+            count, grid = count + queries[0] * queries[1] - grid[0] * grid[1], queries
         if grid is not None:
             self.grids[layer] = grid
         if layer and layer not in self.layers:
@@ -110,12 +114,12 @@ class AttentionCapture:
         prefix, self.grid = 0 if self.declared is None else self.declared.prefix, grid
         expected = 0 if grid is None else prefix + grid[0] * grid[1]
         self.token_count = max(count, expected)
-        if layer == 0:
+        if layer == 0 and not isinstance(module, WindowAttention):  # whose tokens may be in windows already
             self.late_tokens = self.token_count - count
 
-    def pad_late_tokens(self, maps: Tensor) -> Tensor:
-        """Extend a map to tokens that join later, with zero rows and columns."""
-        late = self.late_tokens if maps.shape[3] == self.token_count - self.late_tokens else 0
+    def pad_late_tokens(self, maps: Tensor, axis: int = 3) -> Tensor:
+        """Extend a map to tokens that join later, with zero rows and columns; if they do, all tokens lie on `axis`."""
+        late = self.late_tokens if maps.shape[axis] == self.token_count - self.late_tokens else 0
         return F.pad(maps, (late, 0, late, 0)) if late else maps
 
     @torch.no_grad()
@@ -128,11 +132,9 @@ class AttentionCapture:
         weights = weights if self.heads is None else weights[:, self.heads[layer]]
         if self.with_gradients:
             self.values[layer], self.query_counts[layer] = v, weights.shape[2]
-        weights = self.pad_late_tokens(weights)
+        weights = self.pad_late_tokens(weights, axis=2 if layer in self.reduced else 3)
         if isinstance(module, WindowAttention):
             self.windows[layer] = module.cut(self.patch_grid)
-        elif isinstance(module, ReducedAttention):
-            self.reduced[layer] = module.reduce_grid(self.patch_grid)
         place = self.windows.get(layer) or self.reduced.get(layer)
         self.maps_by_layer[layer] = weights if self.keep is None else self.keep(weights, place or self.patch_grid)
 
@@ -319,6 +321,8 @@ def compute_classifier_token_weights(captured: AttentionCapture) -> Tensor:
     shares = torch.zeros(1, captured.token_count)
     declared = captured.declared
     read = [] if declared is None else [declared.prefix_tokens.index(name) for name in declared.classifier_tokens]
+    if read and declared is not None and captured.prefix > declared.prefix:  # a name stands for several: of regions
+        read = list(range(captured.prefix))
     indices = read or list(range(captured.prefix, captured.token_count))
     shares[:, indices] = 1 / len(indices)
     return shares

@@ -46,7 +46,7 @@ from vitrail.inspection.token_statistics import token_norms
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_torch_model
 from vitrail.models.contract import find_image_model
-from vitrail.models.parts.windows import Windows
+from vitrail.models.parts.windows import TokenWindows, Windows
 from vitrail.predict.predictions import ClassProbability, predictions_from_logits, softmax
 from vitrail.predict.predictor import Predictor
 
@@ -194,8 +194,16 @@ class Explainer:
             shares = self.token_shares(captured, options.token)
             windows = [captured.windows.get(layer) for layer in captured.layers]
             rows = compute_token_maps_by_layer(options, shares, attention, gradients, windows)
-        reduced = captured.reduced.get(captured.layers[-1]) if captured.layers else None
-        return logits, rows, captured.patch_grid if reduced is None else reduced.keys
+        last = captured.layers[-1] if captured.layers else None
+        if last in captured.reduced:
+            return logits, rows, captured.reduced[last].keys
+        grid = captured.patch_grid
+        if last is not None and isinstance(captured.windows.get(last), TokenWindows):  # which may be padded
+            level = [level for level in self.model.levels for _ in level.blocks][last]
+            real = [-(-side // step) for side, step in zip(pixels.shape[2:], level.stride, strict=True)]
+            rows = [[remove_padding(each, grid, (real[0], real[1])) for each in row] for row in rows]
+            grid = (real[0], real[1])
+        return logits, rows, grid
 
     def run_with_capture(
         self, pixels: Tensor, options: ExplainOptions
@@ -233,6 +241,8 @@ class Explainer:
         index = find_token_index(name, self.model.prefix_tokens, captured.patch_grid)
         if index is None:
             return compute_classifier_token_weights(captured).cpu().numpy()
+        if "," in name:  # there may be more tokens before the patches than names
+            index += captured.prefix - self.model.prefix
         return np.eye(captured.token_count, dtype=np.float32)[index : index + 1]
 
     @torch.no_grad()
@@ -261,7 +271,7 @@ def compute_token_maps_by_layer(
     if options.method in ("attention", "heads"):
         return [
             [
-                multiply_row_in_windows(token, fill_missing_queries(fuse_heads(one, fuse)), cut)
+                multiply_row_in_windows(token, fill_rows(fuse_heads(one, fuse), token.shape[-1]), cut)
                 for (one,) in separate_heads_if_all([each], options)
             ]
             for each, cut in zip(maps, windows, strict=True)
@@ -278,6 +288,11 @@ def compute_token_maps_by_layer(
     ]
 
 
+def fill_rows(attended: NDArray[Any], tokens: int) -> NDArray[Any]:
+    """Add rows for tokens that are not queries, unless queries and keys are on two grids: (…, Nq, N) → (…, N, N)."""
+    return attended if attended.shape[-2] == tokens else fill_missing_queries(attended)
+
+
 def multiply_row_in_windows(token: NDArray[Any], attended: NDArray[Any], windows: Windows | None) -> NDArray[Any]:
     """A row times the matrix of its window, (B or 1, n), (B·W, m, m) → (B, n), or of all tokens without windows."""
     if windows is None:
@@ -285,6 +300,13 @@ def multiply_row_in_windows(token: NDArray[Any], attended: NDArray[Any], windows
     shares = windows.split(torch.from_numpy(token)[..., None])[..., 0].numpy()  # (W, m)
     rows = multiply_row(np.tile(shares, (len(attended) // len(shares), 1)), attended)
     return windows.join(torch.from_numpy(rows)[..., None])[..., 0].numpy()
+
+
+def remove_padding(row: NDArray[Any], grid: tuple[int, int], real: tuple[int, int]) -> NDArray[Any]:
+    """The entries of a row without patches beyond the `real` rows and columns of the grid: (…, N) → (…, N')."""
+    count = grid[0] * grid[1]
+    patches = row[..., -count:].reshape(*row.shape[:-1], *grid)[..., : real[0], : real[1]]
+    return np.concatenate([row[..., :-count], patches.reshape(*row.shape[:-1], -1)], axis=-1)
 
 
 def separate_heads_if_all(maps: Sequence[NDArray[Any]], options: ExplainOptions) -> Sequence[Sequence[NDArray[Any]]]:

@@ -10,7 +10,7 @@ from vitrail.inspection.capture import AnyAttention, has_token_states, list_bloc
 from vitrail.inspection.rollout import HEAD_FUSIONS, HeadFusion
 from vitrail.layers.attention import Attention
 from vitrail.models.contract import ImageModel
-from vitrail.models.parts.reduced_attention import ReducedAttention
+from vitrail.models.parts.reduced_attention import TwoGridAttention
 from vitrail.models.parts.windows import WindowAttention
 
 ExplainMethod = Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms"]
@@ -90,6 +90,7 @@ def resolve_options(
     if layer != "all":
         layer = resolve_index(parse_integer("layer", layer, ("all",)), len(layers) or len(list_blocks(model)), "layer")
     check_late_class_token(options, layer, layers)
+    check_late_prefix(options, layer, model)
     if method in ("rollout", "attention", "heads"):
         check_rows_sum_to_one(method, layer, layers, has_head=bool(model.config.classes))
     if method == "pool" and layer != len(layers) - 1:
@@ -128,7 +129,7 @@ def check_one_grid(options: ExplainOptions, model: ImageModel, layers: Sequence[
 
 def lacks_square_maps(layers: Sequence[AnyAttention]) -> bool:
     """Whether some layers have no map from all tokens to all tokens."""
-    return any(isinstance(each, WindowAttention | ReducedAttention) for each in layers)
+    return any(isinstance(each, WindowAttention | TwoGridAttention) for each in layers)
 
 
 def find_layer_grid(model: ImageModel, layer: int) -> tuple[int, int]:
@@ -158,6 +159,17 @@ def check_late_class_token(
     if options.method in ("attention", "heads") and patch and (layer == "all" or layer >= joins):
         raise ConfigError(
             f"token {options.token!r} is not a query in layer {layer}, where only the class token is; use 'class'"
+        )
+
+
+def check_late_prefix(options: ExplainOptions, layer: int | Literal["all"], model: ImageModel) -> None:
+    """Refuse attention of a class token in levels before the one that it joins at (CvT)."""
+    joins, count = sum(len(level.blocks) for level in model.levels[: model.prefix_level]), len(list_blocks(model))
+    asked = options.method in ("attention", "heads") and "," not in options.token
+    if asked and layer != "all" and layer < joins:
+        raise ConfigError(
+            f"layer {layer} comes before the class token joins; expected {joins} to {count - 1}, or -1, or a patch as "
+            "`token`: row,column"
         )
 
 

@@ -2,7 +2,8 @@
 
 FAMILIES = (
     *("vit", "deit", "hybrid", "cct", "cait", "t2t", "linformer", "axial", "igpt", "resnet", "regnety"),  # read images
-    *("sl_vit", "parallel_vit", "deepvit", "crossvit", "patch_merger", "memory_vit", "beit", "eva"),
-    *("pit", "swin", "twins", "pvt_v2"),  # read images, at several levels
+    *("convnext", "sl_vit", "parallel_vit", "deepvit", "crossvit", "patch_merger", "memory_vit", "beit", "eva"),
+    *("pit", "swin", "twins", "pvt_v2", "levit", "cvt", "mobilevit", "maxvit", "nest"),  # at several levels
+    *("crossformer", "regionvit", "scalablevit", "sepvit"),
     *("transformer", "seq2seq"),  # read text
 )

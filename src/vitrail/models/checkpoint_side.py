@@ -45,7 +45,8 @@ class InferredConfig:
 
 
 # first_grid: the grid of the first level; map: (…, h, w), any grid
-ResampledKind = Literal["grid", "first_grid", "rows", "columns", "offsets", "sums", "kernel", "map"]
+# distances: (H, h, w), any grid, by distance in rows and columns
+ResampledKind = Literal["grid", "first_grid", "rows", "columns", "offsets", "sums", "kernel", "map", "distances"]
 RESAMPLED: Mapping[str, ResampledKind] = {
     "pos_embed": "grid",  # (T, E + h·w, D), prefix rows first
     "pos_rows": "rows",  # (T, h, D)

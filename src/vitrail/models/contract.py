@@ -85,6 +85,7 @@ class ImageModel(Model):
     levels: tuple[Level, ...]  # from the finest grid to the coarsest
     sizes: ImageSizes
     prefix_tokens: tuple[str, ...] = ()  # tokens before the patches, by name: class, distill, register0, …
+    prefix_level: int = 0  # the level, from 0, that the prefix tokens join at
     heads: tuple[tuple[str, str], ...] = ()  # what each head reads (a token, mean, map) and its module; () if no head
     classifier_tokens: tuple[str, ...] = ()  # prefix tokens that the output is the mean of; (): all patches
     attention_pool: str = ""  # the module that pools the patches with its `weights`; empty: their mean
@@ -95,6 +96,7 @@ class ImageModel(Model):
     takes_mask: bool = False  # whether `run` takes a mask of the attention, and no layer before it mixes patches
     no_tokens_reason: str = ""  # why it has no one sequence of tokens; empty if it has
     no_maps_reason: str = ""  # why its attention has no maps over the grid of a level; empty if it has
+    no_export_reason: str = ""  # why it cannot be exported; empty if it can
     one_size_export_reason: str = ""  # why an exported file takes one image size; empty if it can take all `sizes`
     no_masking_reason: str = ""  # why a patch cannot be replaced by a mask token; empty if it can
     no_dropping_reason: str = ""  # why blocks need all patches; empty if some can be dropped before the first block

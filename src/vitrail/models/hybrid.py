@@ -6,7 +6,7 @@ weight-standardised convolutions (Kolesnikov 2019).
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from math import ceil, inf, prod
+from math import prod
 from typing import Literal
 
 import torch
@@ -25,6 +25,7 @@ from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.flax_names import make_resnet_entries
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.same_padding import MaxPoolSame, pad_same
 from vitrail.models.parts.tensor_shapes import count_stage_blocks, get_tensor_shape
 
 Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
@@ -204,20 +205,6 @@ class StdConv2d(nn.Module):
         inverse = 1 / (variance.sqrt() + 1e-5) if self.constants == "google" else torch.rsqrt(variance + 1e-8)
         weight = (weight - mean) * inverse
         return F.conv2d(pad_same(x, self.kernel, self.stride), weight.to(x.dtype), stride=self.stride)
-
-
-class MaxPoolSame(nn.Module):
-    """3×3 with stride 2: (B, C, H, W) → (B, C, H/2, W/2)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(pad_same(x, 3, 2, -inf), 3, 2)
-
-
-def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """TensorFlow's SAME padding: ⌈size/stride⌉ outputs, the odd pixel of padding at the end."""
-    missing = [max((ceil(size / stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:]]
-    (top, bottom), (left, right) = ((m // 2, m - m // 2) for m in missing)
-    return F.pad(x, (left, right, top, bottom), value=value) if any(missing) else x
 
 
 R26, R50 = (2, 2, 2, 2), (3, 4, 6, 3)

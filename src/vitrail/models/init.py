@@ -37,6 +37,17 @@ def init_layers(model: nn.Module) -> None:
             nn.init.xavier_uniform_(module.latent.data[0])
 
 
+def init_small_linear(model: nn.Module) -> None:
+    """Linear maps small and without bias, convolutions and norms as torch has them: Swin's code and its heirs'."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm | nn.Conv2d):
+            module.reset_parameters()
+
+
 def init_stacked_linear(layer: nn.Linear, parts: list[int]) -> None:
     """Initialize several maps stored in one matrix separately; as one matrix their weights would be too small."""
     for matrix in layer.weight.data.split(parts):

@@ -48,11 +48,8 @@ class PVTv2Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads, reductions=self.reductions)
-        if len(self.mlp_ratios) != len(self.stages):
-            raise ConfigError(
-                f"{len(self.stages)} stages and {len(self.mlp_ratios)} mlp_ratios; expected one per stage"
-            )
+        parts = {"heads": self.heads, "reductions": self.reductions}
+        check_stages(self.stages, widths=self.widths, mlp_ratios=self.mlp_ratios, **parts)
         for width, heads in zip(self.widths, self.heads, strict=True):
             check_heads(width, heads)
         for level, ratio in zip(make_levels(self), self.reductions, strict=True):

@@ -57,14 +57,14 @@ class RegNetY(ConvNet):
         super().__init__(config)
         self.stem = ConvNorm(config.channels, STEM_WIDTH, 3, stride=2)
         before = STEM_WIDTH
-        self.stages = [f"s{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names
-        for name, depth, width in zip(self.stages, config.stages, config.widths, strict=True):
+        self.stage_names = [f"s{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names
+        for name, depth, width in zip(self.stage_names, config.stages, config.widths, strict=True):
             blocks = OrderedDict[str, nn.Module]()
             for number in range(depth):
                 blocks[f"b{number + 1}"] = RegNetYBlock(before, width, 1 if number else 2, config.group_width)
                 before = width
             self.add_module(name, nn.Sequential(blocks))
-        depths = zip(self.stages, config.stages, strict=True)
+        depths = zip(self.stage_names, config.stages, strict=True)
         names = [[f"{name}.b{n + 1}" for n in range(depth)] for name, depth in depths]
         self.declare_stages(pair(config.image_size), 4, config.widths, names)
         self.heads = (("mean", "head.fc"),) if config.classes else ()

@@ -56,14 +56,16 @@ class ResNet(ConvNet):
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
         block = BasicBlock if config.block == "basic" else Bottleneck
         before = config.width
-        self.stages = [f"layer{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names for stages
-        for stage, (name, depth) in enumerate(zip(self.stages, config.stages, strict=True)):
+        self.stage_names = [f"layer{stage}" for stage in range(1, len(config.stages) + 1)]  # timm's names for stages
+        for stage, (name, depth) in enumerate(zip(self.stage_names, config.stages, strict=True)):
             width, stride = config.width * 2**stage, 1 if stage == 0 else 2
             first = block(before, width, stride, config.shortcut)
             before = block.expansion * width
             rest = (block(before, width, 1, config.shortcut) for _ in range(depth - 1))
             self.add_module(name, nn.Sequential(first, *rest))
-        names = [[f"{name}.{n}" for n in range(depth)] for name, depth in zip(self.stages, config.stages, strict=True)]
+        names = [
+            [f"{name}.{n}" for n in range(depth)] for name, depth in zip(self.stage_names, config.stages, strict=True)
+        ]
         widths = [block.expansion * config.width * 2**stage for stage in range(len(names))]
         self.declare_stages(pair(config.image_size), 1 if small else 4, widths, names)
         self.heads = (("mean", "fc"),) if config.classes else ()

@@ -20,6 +20,7 @@ from vitrail.layers.positions import Grid
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, Level, make_patch_sizes
 from vitrail.models.family import Family
+from vitrail.models.init import init_small_linear
 from vitrail.models.parts import swin_names
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.head import make_head, zero_head
@@ -104,13 +105,7 @@ class Swin(ImageModel):
 
     def draw_weights(self) -> None:
         """As in the authors' code: version 2 starts as the identity, since its last norms are zero; so is the head."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm | nn.Conv2d):
-                module.reset_parameters()
+        init_small_linear(self)
         for module in self.modules():
             if isinstance(module, OffsetBias):
                 nn.init.trunc_normal_(module.table, std=0.02)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.attention import join_masks
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
@@ -23,9 +22,9 @@ from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
-from vitrail.models.parts.stages import check_stages, unflatten_map
+from vitrail.models.parts.stages import check_stages, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.windows import WindowAttention
+from vitrail.models.parts.windows import MaskedWindowAttention
 
 NORM_EPS = 1e-6
 
@@ -153,31 +152,8 @@ class Twins(ImageModel):
 
 
 def make_levels(config: TwinsConfig) -> tuple[Level, ...]:
-    levels = list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        stride = pair(config.patch_size * 2**stage)
-        blocks = tuple(f"blocks.{stage}.{number}" for number in range(depth))
-        levels.append(
-            Level(grid=check_grid(pair(config.image_size), stride), stride=stride, width=width, blocks=blocks)
-        )
-    return tuple(levels)
-
-
-class MaskedWindowAttention(WindowAttention):
-    """Attention within windows without positions, in which no token attends to the padding of its window."""
-
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        q, k, v, mask = super().project(x, grid, mask, queries)
-        assert grid is not None
-        windows = self.cut(grid)
-        if any(windows.padding):
-            places = windows.places(x.device)[:, None, None]  # (W, 1, 1, m)
-            mask = join_masks(
-                mask, places.repeat(q.shape[0] // places.shape[0], 1, 1, 1).expand(-1, -1, q.shape[2], -1)
-            )
-        return q, k, v, mask
+    strides = [config.patch_size * 2**stage for stage in range(len(config.stages))]
+    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "blocks.{}.{}")
 
 
 PRESETS = {

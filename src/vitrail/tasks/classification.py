@@ -71,7 +71,7 @@ class Classification(ImageTask):
             raise ConfigError(
                 f"a model of {config.classes} classes; expected {len(data.classes)}, as many as {data.name} has"
             )
-        if isinstance(model, ImageModel) and len(model.heads) > max(len(model.classifier_tokens), 1):
+        if isinstance(model, ImageModel) and vars(config).get("answer", "both") != "both":
             raise ConfigError(f"answer is {config.answer!r}; expected 'both' in training, so that both heads learn")
         super().check(source, recipe, ranks)
         if loop.early_size and not (isinstance(model, ImageModel) and model.sizes.dynamic):

@@ -100,7 +100,8 @@ def freeze_all_but_last_blocks(task: Task, blocks: int | None) -> None:
 def set_frozen_batch_norms_to_eval(model: nn.Module) -> None:
     """Put frozen batch norms into eval mode, so that their running statistics do not change."""
     for module in model.modules():
-        own = [weight.requires_grad for weight in module.parameters()] if isinstance(module, nn.BatchNorm2d) else []
+        is_norm = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+        own = [weight.requires_grad for weight in module.parameters()] if is_norm else []
         if own and not any(own):
             module.eval()
 

@@ -20,6 +20,8 @@ CASES = {
     "padded": Windows((5, 7), (2, 3)),
     "padded and shifted": Windows((5, 7), (4, 4), (2, 2)),
     "shifted along rows": Windows((6, 3), (4, 3), (2, 0)),
+    "interleaved": Windows((8, 6), (2, 3), interval=(2, 2)),
+    "interleaved and padded": Windows((9, 7), (2, 2), interval=(3, 2)),
 }
 
 
@@ -45,11 +47,12 @@ def test_join_is_the_inverse_of_split(case: str) -> None:
 def test_regions_are_neighbours_on_the_grid(case: str) -> None:
     """Two tokens of a window see each other if they are not farther apart than the window is wide."""
     windows = CASES[case]
+    extent = [side * step for side, step in zip(windows.size, windows.interval, strict=True)]
     members, regions = find_members(windows), windows.regions()
     regions = torch.ones(len(members), *2 * members.shape[1:], dtype=torch.bool) if regions is None else regions
     rows, columns = members // windows.grid[1], members % windows.grid[1]
-    near = ((rows[:, None] - rows[..., None]).abs() < windows.size[0]) & (
-        (columns[:, None] - columns[..., None]).abs() < windows.size[1]
+    near = ((rows[:, None] - rows[..., None]).abs() < extent[0]) & (
+        (columns[:, None] - columns[..., None]).abs() < extent[1]
     )
     real = (members >= 0)[:, None] & (members >= 0)[..., None]
     assert torch.equal(regions[real], near[real])
@@ -82,6 +85,17 @@ def test_attention_equals_that_of_all_tokens_with_a_mask(grid: tuple[int, int], 
     np.testing.assert_allclose(row, (torch.from_numpy(token) @ weights.mean(1))[:, 0].numpy(), rtol=1e-4, atol=1e-6)
     distances = (weights * torch.from_numpy(patch_distances(grid, (4, 4))).float()).sum(-1).mean(-1)
     np.testing.assert_allclose(window_attention_distance(maps.numpy(), windows, (4, 4)), distances.numpy(), rtol=1e-4)
+
+
+def test_interleaved_windows_have_every_second_row_and_third_column() -> None:
+    windows = Windows((4, 6), (2, 2), interval=(2, 3))
+    assert find_members(windows).tolist()[:2] == [[0, 3, 12, 15], [1, 4, 13, 16]]
+    assert windows.counts == (2, 3)
+    assert Windows((5, 6), (2, 2), interval=(2, 3)).padding == (3, 0)
+    maps = np.full((6, 1, 4, 4), 0.25)
+    near, far = 4 * 3, 4 * 2  # pixels from a token to the next one of its window
+    expected = (near + far + math.hypot(near, far)) / 4
+    np.testing.assert_allclose(window_attention_distance(maps, windows, (4, 4)), [[expected]])
 
 
 def test_bias_is_by_offset_from_query_to_key() -> None:

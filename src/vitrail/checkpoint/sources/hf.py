@@ -27,9 +27,13 @@ NAME = "hf"
 # `argument_fields`, our fields by entries of config.json; `fields`, those of all its models; `hidden_act`, the default;
 # `ignored`, a pattern of tensors that are not used; `prefix` of the names, if it is not the model type; `other_types`,
 # whose files have these tensors, too; `before_reading` and `before_writing`, functions of all tensors, for those that
-# are stacked in one
+# are stacked in one; `enlarging_processors`, the beginning of the names of processors that resize to 256/224 of their
+# size; `outside`, parts of names without the model's prefix; `any_size`, whether the processor tells the size of the
+# images; `own_activation`, whether `hidden_act` is not a choice; `bgr_kernel`, their and our name of the first filters
+# if their images have blue first; `processor`, the name of one that does not normalise
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
 DECODER_SUFFIX = "_mae"  # of the type of a model with a decoder, after the type of its encoder: vit_mae
+LEAST_SQUASHED = 384  # pixels; larger images are not cropped by `crop_pct` of a processor
 DEFAULT_HEADS = 12  # if config.json does not specify them
 PILLOW_RESAMPLING = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
 DEFAULT_PREPROCESSING = {"crop": 1.0, "middle": "floored", "fit": "squash", "interpolation": "bilinear"}
@@ -49,7 +53,7 @@ def strip_model_prefix(contents: RawContents) -> dict[str, Tensor]:
     """Remove the name of the model, which is a prefix of all names but those of the heads."""
     tensors = layout.strip_common_prefixes(contents.tensors, "module.")
     kinds = [f"{source.details.get('prefix', source.details['model_type'])}." for _, source in list_sources(NAME)]
-    prefix = next((kind for kind in kinds if any(name.startswith(f"{kind}embeddings.") for name in tensors)), "")
+    prefix = next((kind for kind in kinds if any(name.startswith(kind) for name in tensors)), "")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
@@ -71,10 +75,20 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         tensors["embeddings.position_embeddings"] = layout.insert_zero_register_positions(
             tensors["embeddings.position_embeddings"], tensors["embeddings.register_tokens"]
         )
+    kernel, _ = source.details.get("bgr_kernel", ("", ""))
+    if (
+        kernel in tensors
+        and tensors[kernel].ndim == 4
+        and (contents.preprocessor or {}).get("do_flip_channel_order", True)
+    ):
+        tensors[kernel] = tensors[kernel].flip(1)  # our images have red first
     swiglu = any("mlp.weights_in." in name or "mlp.gate_proj." in name for name in tensors)
     fields = source.details.get("fields", {}) | fields_from_config(
         config, source, swiglu, "pooler.dense.weight" in tensors
     )
+    made = read_processor_output_size(contents.preprocessor or {})
+    if made is not None and "any_size" in source.details:
+        fields["image_size"] = made
     processor_fields, processor_warnings = fields_from_processor(contents.preprocessor, source)
     model = layout.UntranslatedModel(
         layout=NAME,
@@ -132,6 +146,8 @@ def fields_from_config(config: Mapping[str, Any], source: SourceNames, swiglu: b
         fields["image_size"] = tuple(size) if isinstance(size, list) else size
     if layout.get_typed_field(config, "pooler_act", str, "tanh") != "tanh" and pooled:
         raise CheckpointError(f"pooler_act is {config['pooler_act']!r}; expected tanh")
+    if "own_activation" in source.details:
+        return fields
     activation = layout.get_typed_field(config, "hidden_act", str, source.details.get("hidden_act", "gelu"))
     if activation not in (*ACTIVATIONS, *(["silu"] if swiglu else [])):
         raise CheckpointError(f"hidden_act is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
@@ -176,29 +192,39 @@ def fields_from_processor(processor: Mapping[str, Any] | None, source: SourceNam
     """Preprocessing fields other than the image size, and warnings about what we cannot reproduce."""
     defaults = {**DEFAULT_PREPROCESSING, **source.details.get("preprocessing", {})}
     if processor is None:
-        return {**defaults, **layout.get_mean_std(imagenet="imagenet_mean" in source.details)}, []
+        return {**layout.get_mean_std(imagenet="imagenet_mean" in source.details), **defaults}, []
     size = processor.get("size")
     warnings, resized, cropped = list[str](), parse_processor_size(size), read_processor_output_size(processor)
+    kind = str(processor.get("image_processor_type", processor.get("feature_extractor_type", "")))
+    short = "shortest_edge" in size if isinstance(size, dict) else defaults["fit"] == "short_side"
+    if kind.startswith(source.details.get("enlarging_processors", "\0")) and resized is not None:
+        resized = (int(256 / 224 * resized[0]), int(256 / 224 * resized[1]))
     fields: dict[str, Any] = {
         "crop": compute_crop_fraction(cropped[0], resized[0]) if cropped and resized else 1.0,
-        "fit": "short_side" if isinstance(size, dict) and "shortest_edge" in size else "squash",
+        "fit": "short_side" if short else "squash",
         "middle": "floored",
         "interpolation": PILLOW_RESAMPLING.get(
             layout.get_typed_field(processor, "resample", int, 2 if defaults["interpolation"] == "bilinear" else 3),
             "bicubic",
         ),
     }
+    share = layout.get_typed_field(processor, "crop_pct", float, 0.0)  # of ConvNeXt
+    if share and resized:
+        small = resized[0] < LEAST_SQUASHED
+        fields |= {"crop": share, "fit": "short_side"} if small else {"crop": 1.0, "fit": "squash"}
     for name, default in layout.HALF_MEAN_STD.items():
-        given = processor.get(f"image_{name}", list(default))
+        given = processor.get(f"image_{name}", list(defaults.get(name, default)))
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
     if layout.get_typed_field(processor, "do_normalize", bool, True) is False:
         fields |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    share = layout.get_typed_field(processor, "crop_pct", float, 0.0)
+    if share and resized is not None:  # of the short side if it is less than 384, as in ConvNeXt
+        fields |= {"crop": share, "fit": "short_side"} if resized[0] < 384 else {"crop": 1.0, "fit": "squash"}
     supported = {
         "do_resize": (True,),
         "do_rescale": (True,),
         "resample": (2, 3),
         "rescale_factor": (1 / 255,),
-        "crop_pct": (None,),
     }
     for name, values in supported.items():
         if processor.get(name, values[0]) not in values:
@@ -221,17 +247,21 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     facts = {**config, "has a head": config["classes"] > 0}
     layout.check_representable(f"transformers' {kind}", facts, source.supported)
     renamed = layout.add_zero_prefix_positions(tensors, config, 1 + (registers or config.get("distilled", False)))
+    _, kernel = source.details.get("bgr_kernel", ("", ""))
+    if kernel in renamed:
+        renamed = {**renamed, kernel: renamed[kernel].flip(1)}
     renamed = source.details.get("before_writing", dict)(renamed)
     if "dinov2" in source.details:
         renamed = layout.remove_zero_register_positions("transformers", renamed, config)
     prefix = f"{kind}." if config["classes"] else ""
-    table = add_name_prefix(source.table, prefix, unless_containing="classifier")  # heads
+    outside = ("classifier", *source.details.get("outside", ()))  # heads
+    table = add_name_prefix(source.table, prefix, unless_containing=outside)
     card = make_hf_config(description, source)
     make_folder(path)
-    layout.rename_and_write_tensors(NAME, renamed, table, config["heads"], path / WEIGHT_FILES[0])
+    layout.rename_and_write_tensors(NAME, renamed, table, config.get("heads", 1), path / WEIGHT_FILES[0])
     texts = {CONFIG_FILE: card}
     if description.preprocessing is not None:
-        texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing)
+        texts[PREPROCESSOR_FILE] = make_processor_config(description.preprocessing, source)
     else:
         (path / PREPROCESSOR_FILE).unlink(missing_ok=True)  # left by another model
     for name, data in texts.items():
@@ -254,12 +284,17 @@ def make_hf_config(description: Description, source: SourceNames) -> dict[str, A
     return data
 
 
-def make_processor_config(preprocessing: Preprocessing) -> dict[str, Any]:
+def make_processor_config(preprocessing: Preprocessing, source: SourceNames) -> dict[str, Any]:
     height, width = pair(preprocessing.image_size)
     resized = floor(height / preprocessing.crop), floor(width / preprocessing.crop)
     squash = preprocessing.fit == "squash" or height != width
+    kind, means = source.details.get("processor", ""), (set(preprocessing.mean), set(preprocessing.std))
+    if kind and means != ({0.0}, {1.0}):
+        raise CheckpointError(
+            f"mean is {preprocessing.mean}, which {kind} cannot represent; expected 0, and a std of 1"
+        )
     return {
-        "image_processor_type": "ViTImageProcessor",
+        "image_processor_type": kind or "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": resized[0], "width": resized[1]} if squash else {"shortest_edge": resized[0]},
         "resample": 2 if preprocessing.interpolation == "bilinear" else 3,
@@ -267,9 +302,10 @@ def make_processor_config(preprocessing: Preprocessing) -> dict[str, Any]:
         "crop_size": {"height": height, "width": width},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
-        "do_normalize": True,
+        "do_normalize": not kind,
         "image_mean": preprocessing.mean,
         "image_std": preprocessing.std,
+        **({"do_flip_channel_order": True} if "bgr_kernel" in source.details else {}),
     }
 
 

@@ -19,7 +19,8 @@ from vitrail.models.checkpoint_side import SourceNames
 
 NAME = "torchvision"
 # `details` of a source: `ignored`, a pattern of tensors that follow from the config; `buffers`, which makes them for a
-# config; `crop`, which returns the share of the image that its transforms crop, after resizing with bicubic filters
+# config; `crop`, which returns the share of the image that its transforms crop, and their `interpolation`, by default
+# bicubic
 
 
 def matches(contents: RawContents) -> bool:
@@ -48,8 +49,12 @@ def make_preprocessing(source: SourceNames, config: Mapping[str, Any]) -> Prepro
     """As in its transforms: weights above 224 pixels are from SWAG, and vit_l_16 is cropped from 242 pixels."""
     size = config["image_size"]
     if "crop" in source.details:
-        crop = source.details["crop"](config)
-        return Preprocessing(image_size=size, crop=crop, interpolation="bicubic", **layout.IMAGENET_MEAN_STD)
+        return Preprocessing(
+            image_size=size,
+            crop=source.details["crop"](config),
+            interpolation=source.details.get("interpolation", "bicubic"),
+            **layout.IMAGENET_MEAN_STD,
+        )
     large = max(size) > 224
     crop = 224 / 242 if config.get("width") == 1024 and config.get("patch_size") == (16, 16) else 0.875
     return Preprocessing(

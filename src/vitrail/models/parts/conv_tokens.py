@@ -13,10 +13,12 @@ NORM_EPS = 1e-5
 class ConvEmbed(nn.Module):
     """A convolution whose places are the tokens, then a norm: (B, C, H, W) → (B, n, D) and their grid."""
 
-    def __init__(self, channels: int, width: int, kernel: int, stride: int, padding: int = 0) -> None:
+    def __init__(
+        self, channels: int, width: int, kernel: int, stride: int, padding: int = 0, norm_eps: float = NORM_EPS
+    ) -> None:
         super().__init__()
         self.proj = nn.Conv2d(channels, width, kernel, stride, padding)
-        self.norm = nn.LayerNorm(width, NORM_EPS)
+        self.norm = nn.LayerNorm(width, norm_eps)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
         x = self.proj(images)

@@ -17,7 +17,7 @@ class ConvNet(ImageModel):
     final_norm = ""
     no_maps_reason = "it has no attention"
     no_masking_reason = no_dropping_reason = "it has no patches"
-    stages: Sequence[str]  # names of the stages in the module
+    stage_names: Sequence[str]  # names of the stages in the module
 
     def declare_stages(self, image: Grid, stride: int, widths: Sequence[int], blocks: Sequence[Sequence[str]]) -> None:
         """Set levels and sizes; `stride` is that of the first stage, `widths` and names of `blocks` are per stage."""
@@ -42,7 +42,7 @@ class ConvNet(ImageModel):
         """The last feature map, each of its positions a token: (B, C, H, W) → (B, h·w, D)."""
         self.check_images(images)
         x = self.run_stem(images)
-        for name in self.stages:  # not by `feature_maps`, which keeps the memory of all maps
+        for name in self.stage_names:  # not by `feature_maps`, which keeps the memory of all maps
             x = self.get_submodule(name)(x)
         return x.flatten(2).transpose(1, 2)
 
@@ -50,6 +50,6 @@ class ConvNet(ImageModel):
         """The output of each stage: (B, C, H, W) → [(B, D, h, w), …]."""
         self.check_images(images)
         maps = [self.run_stem(images)]
-        for name in self.stages:
+        for name in self.stage_names:
             maps.append(self.get_submodule(name)(maps[-1]))
         return maps[1:]

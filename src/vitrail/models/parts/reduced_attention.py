@@ -1,4 +1,4 @@
-"""Attention to fewer keys than queries: a convolution joins the tokens of each small square to one key (Wang 2021).
+"""Attention between two grids, such as to fewer keys than queries (Wang 2021).
 
 B batch, n = h·w tokens, R ratio, k = n/R² keys, D width, H heads, K width of a head.
 """
@@ -23,8 +23,19 @@ class ReducedGrid:
     keys: Grid
 
 
-class ReducedAttention(AttentionLayer):
-    """Attention of all tokens to keys of a strided convolution, or with a ratio of 1 to each other: (B, n, D)."""
+class TwoGridAttention(AttentionLayer):
+    """Attention whose queries and keys are on two grids, for maps of it: a kind of it writes `reduce_grid`."""
+
+    def reduce_grid(self, grid: Grid) -> ReducedGrid:
+        """The grids of queries and keys for tokens on this grid."""
+        raise NotImplementedError
+
+
+class ReducedAttention(TwoGridAttention):
+    """Attention of all tokens to keys of a strided convolution, or with a ratio of 1 to each other: (B, n, D).
+
+    The convolution joins the tokens of each small square to one key.
+    """
 
     def __init__(self, width: int, heads: int, ratio: int, *, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()

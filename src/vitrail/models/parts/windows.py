@@ -3,6 +3,7 @@
 B batch, n = h·w tokens, W windows of m = r·c tokens each, D width, H heads.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,17 +20,23 @@ class Windows:
     """A grid cut into windows from the top left; the last ones are padded with zeros.
 
     With a `shift`, the first windows start so many rows and columns later, and the last ones hold, next to the end of
-    the grid, its beginning: `regions` tells these parts apart.
+    the grid, its beginning: `regions` tells these parts apart. With an `interval`, a window has every second, third, …
+    row and column, so that windows interleave.
     """
 
     grid: Grid
     size: Grid  # rows and columns of a window
     shift: Grid = (0, 0)
+    interval: Grid = (1, 1)  # rows and columns from one token of a window to the next
 
     @property
     def counts(self) -> Grid:
         """Windows along the rows and the columns."""
-        return -(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1])
+        rows, columns = self.interval
+        return (
+            -(-self.grid[0] // (self.size[0] * rows)) * rows,
+            -(-self.grid[1] // (self.size[1] * columns)) * columns,
+        )
 
     @property
     def padding(self) -> Grid:
@@ -44,13 +51,22 @@ class Windows:
             x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
         if any(self.shift):
             x = x.roll((-self.shift[0], -self.shift[1]), (1, 2))
+        if self.interval != (1, 1):
+            (rows, columns), (down, right) = self.size, self.interval
+            x = x.unflatten(2, (-1, columns, right)).unflatten(1, (-1, rows, down))  # (B, h/ri, r, i, w/cj, c, j, D)
+            return x.permute(0, 1, 4, 3, 6, 2, 5, 7).flatten(5, 6).flatten(0, 4)
         x = x.unflatten(2, (-1, self.size[1])).unflatten(1, (-1, self.size[0]))  # (B, h/r, r, w/c, c, D)
         return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
 
     def join(self, x: Tensor) -> Tensor:
         """The inverse of `split`, without the padding: (B·W, m, D) → (B, n, D)."""
-        x = x.unflatten(0, (-1, *self.counts)).unflatten(3, self.size)  # (B, h/r, w/c, r, c, D)
-        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        if self.interval != (1, 1):
+            (down, right), (rows, columns) = self.interval, self.counts
+            x = x.unflatten(1, self.size).unflatten(0, (-1, rows // down, columns // right, down, right))
+            x = x.permute(0, 1, 5, 3, 2, 6, 4, 7).flatten(4, 6).flatten(1, 3)
+        else:
+            x = x.unflatten(0, (-1, *self.counts)).unflatten(3, self.size)  # (B, h/r, w/c, r, c, D)
+            x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
         if any(self.shift):
             x = x.roll(self.shift, (1, 2))
         if any(self.padding):
@@ -74,6 +90,24 @@ class Windows:
         return self.split(torch.ones(1, self.grid[0] * self.grid[1], 1, device=device))[..., 0] > 0
 
 
+@dataclass(frozen=True)
+class TokenWindows(Windows):
+    """Windows that each have a token of their own before their places; all windows are whole."""
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, W + n, D) → (B·W, 1 + m, D)"""
+        count = math.prod(self.counts)
+        return torch.cat([x[:, :count].flatten(0, 1)[:, None], super().split(x[:, count:])], dim=1)
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        tokens = x[:, 0].unflatten(0, (-1, math.prod(self.counts)))
+        return torch.cat([tokens, super().join(x[:, 1:])], dim=1)
+
+    def places(self, device: torch.device | None = None) -> Tensor:
+        return torch.ones(math.prod(self.counts), 1 + math.prod(self.size), dtype=torch.bool, device=device)
+
+
 class OffsetBias(nn.Module):
     """A learned bias of the attention per head and offset, key − query, in rows and columns: (H, 2r−1, 2c−1)."""
 
@@ -84,6 +118,12 @@ class OffsetBias(nn.Module):
     def forward(self, size: Grid) -> Tensor:
         """For all pairs of tokens of a window, which may be smaller than the largest: (H, m, m)."""
         return look_up_offsets(self.table, size)
+
+
+def mirror_offsets(table: Tensor) -> Tensor:
+    """A table by offset from one by distance in rows and columns: (H, r, c) → (H, 2r−1, 2c−1)."""
+    table = torch.cat([table[:, 1:].flip(1), table], dim=1)
+    return torch.cat([table[:, :, 1:].flip(2), table], dim=2)
 
 
 def look_up_offsets(table: Tensor, size: Grid) -> Tensor:
@@ -152,3 +192,21 @@ class WindowAttention(SelfAttention):
         assert grid is not None
         y = merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0))
         return self.cut(grid).join(self.proj(y))
+
+
+class MaskedWindowAttention(WindowAttention):
+    """Attention within windows, in which no token attends to the padding of its window."""
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        q, k, v, mask = super().project(x, grid, mask, queries)
+        assert grid is not None
+        windows = self.cut(grid)
+        if any(windows.padding):
+            places = windows.places(x.device)
+            places = (places | ~places.any(-1, keepdim=True))[:, None, None]  # (W, 1, 1, m); one of padding alone: all
+            mask = join_masks(
+                mask, places.repeat(q.shape[0] // places.shape[0], 1, 1, 1).expand(-1, -1, q.shape[2], -1)
+            )
+        return q, k, v, mask

@@ -1,0 +1,359 @@
+"""CrossFormer (Wang 2021, arXiv 2108.00154) and CrossFormer++ (Wang 2023, arXiv 2303.06908): tokens of several scales.
+
+A token reads patches of four sizes around its place. Even blocks attend within groups of neighbours, odd ones within
+groups of tokens that are spread over a larger part of the grid. The biases of the attention are computed from offsets,
+so that images may have any multiple of the last stride; grids without whole groups are padded, and the padding is
+masked. B batch, n = h·w tokens, m = r·c tokens of a group, D width, H heads; h, w and D change by stage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.block import Block
+from vitrail.layers.positions import Grid
+from vitrail.models import checkpoint_side as side
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.family import Family
+from vitrail.models.init import init_small_linear
+from vitrail.models.name_entries import make_entry, make_same_name_entries
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.stages import check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.tensor_shapes import (
+    count_classes,
+    count_distinct_numbers_in_names,
+    count_stage_blocks,
+    get_tensor_shape,
+)
+from vitrail.models.parts.windows import MaskedWindowAttention, Windows, look_up_offsets
+
+NORM_EPS = 1e-5
+BIAS_RATIO = 16  # widths of a token per width of the MLP that computes biases
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossFormerConfig:
+    image_size: Size = 224  # rows, columns; one number for a square; the intended size, others work too
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
+    kernels: tuple[int, ...] = (4, 8, 16, 32)  # pixels of the patches of one token; the first is its stride
+    merge_kernels: tuple[int, ...] = (2, 4)  # tokens of the patches that the next stage reads; the first is its stride
+    stages: tuple[int, ...] = (2, 2, 6, 2)  # blocks per stage; odd ones attend at intervals
+    widths: tuple[int, ...] = (96, 192, 384, 768)  # channels of a token, per stage
+    heads: tuple[int, ...] = (3, 6, 12, 24)  # attention heads per stage, each width / heads wide
+    windows: tuple[int, ...] = (7, 7, 7, 7)  # rows and columns of a group, per stage
+    intervals: tuple[int, ...] = (8, 4, 2, 1)  # rows and columns between the tokens of a group of odd blocks, per stage
+    cooling: bool = False  # a convolution and a norm after every third block but the last, as in CrossFormer++
+    mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: ClassVar[bool] = True  # takes other sizes at run time
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        parts = {"heads": self.heads, "windows": self.windows, "intervals": self.intervals}
+        check_stages(self.stages, widths=self.widths, **parts)
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            check_heads(width, heads)
+            if width < BIAS_RATIO:
+                raise ConfigError(f"a width of {width}; expected {BIAS_RATIO} or more, for the MLP of the biases")
+        for name in ("kernels", "merge_kernels"):
+            check_kernels(name, vars(self)[name])
+        for kernels, widths in ((self.kernels, self.widths[:1]), (self.merge_kernels, self.widths[1:])):
+            for width in widths:
+                split_width(width, len(kernels))
+        make_levels(self)
+
+
+def check_kernels(name: str, kernels: tuple[int, ...]) -> None:
+    """Check that all kernels can be centred on the same places."""
+    if not kernels or any(each < kernels[0] or (each - kernels[0]) % 2 for each in kernels):
+        raise ConfigError(f"{name} is {kernels}; expected the smallest first, and all even or all odd")
+
+
+def split_width(width: int, parts: int) -> list[int]:
+    """The channels of each kernel, half as many for each larger one: for 3 parts, D/2, D/4 and D/4."""
+    if width % 2 ** (parts - 1):
+        raise ConfigError(f"a width of {width} for {parts} kernels; expected a multiple of {2 ** (parts - 1)}")
+    return [width >> min(number + 1, parts - 1) for number in range(parts)]
+
+
+class CrossFormer(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+
+    config: CrossFormerConfig
+    first_filters = "patch_embed.projs.0.weight"
+    one_size_export_reason = "its groups are cut for one grid"
+    no_masking_reason = "its levels have different grids"
+    no_dropping_reason = "its groups need a complete grid"
+
+    def __init__(self, config: CrossFormerConfig) -> None:
+        super().__init__(config)
+        self.levels = make_levels(config)
+        self.sizes = ImageSizes(multiple=self.levels[-1].stride, minimum=self.levels[-1].stride)
+        self.heads = (("mean", "head"),) if config.classes else ()
+        self.patch_embed = CrossScaleEmbed(config.channels, config.widths[0], config.kernels)
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(CrossFormerStage(config, stage) for stage in range(len(config.stages)))
+        self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
+        self.head = make_head(config.widths[-1], config.classes)
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """As in the authors' code; the head is zero."""
+        init_small_linear(self)
+        zero_head(self.head)
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        self.check_images(images)
+        return self.patch_embed(images)
+
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # each attention adds its own
+        return self.pos_drop(patches)
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        *_, (x, _) = self.run_stages(x, grid)
+        return x
+
+    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
+        """The tokens after each stage, and their grid."""
+        stages: list[Any] = list(self.layers)
+        for stage in stages:
+            x = stage(x, grid)
+            yield x, grid
+            if stage.downsample is not None:
+                x, grid = stage.downsample(x, grid)
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        return [unflatten_map(x, grid) for x, grid in self.run_stages(*self.embed(images))]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
+        return self.head(tokens.mean(1))
+
+
+def make_levels(config: CrossFormerConfig) -> tuple[Level, ...]:
+    strides = [config.kernels[0] * config.merge_kernels[0] ** stage for stage in range(len(config.stages))]
+    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "layers.{}.blocks.{}")
+
+
+class CrossFormerStage(nn.Module):
+    """Blocks that attend to neighbours and at intervals, in turn: (B, n, D); and what makes the next stage's tokens."""
+
+    def __init__(self, config: CrossFormerConfig, stage: int) -> None:
+        super().__init__()
+        width, heads, depth = config.widths[stage], config.heads[stage], config.stages[stage]
+        before, last = sum(config.stages[:stage]), stage + 1 == len(config.stages)
+        self.blocks = nn.ModuleList()
+        for number in range(depth):
+            cooled = config.cooling and number % 3 == 2 and number < depth - 1
+            block = (CoolingBlock if cooled else Block)(
+                width,
+                heads,
+                round(config.mlp_ratio * width),
+                norm_eps=NORM_EPS,
+                dropout=config.dropout,
+                stochastic_depth=scale_rate(config.stochastic_depth, before + number, sum(config.stages)),
+            )
+            interval, rate = config.intervals[stage] if number % 2 else 1, config.attention_dropout
+            block.attn = GroupAttention(width, heads, config.windows[stage], interval, dropout=rate)
+            self.blocks.append(block)
+        self.downsample = None if last else CrossScaleMerge(width, config.widths[stage + 1], config.merge_kernels)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        for block in self.blocks:
+            x = block(x, grid)
+        return x
+
+
+def make_convolutions(channels: int, width: int, kernels: tuple[int, ...]) -> nn.ModuleList:
+    """Convolutions of several sizes around the same places, whose channels together are `width`."""
+    stride, widths = kernels[0], split_width(width, len(kernels))
+    return nn.ModuleList(
+        nn.Conv2d(channels, part, kernel, stride, (kernel - stride) // 2)
+        for part, kernel in zip(widths, kernels, strict=True)
+    )
+
+
+def concatenate_scales(convolutions: nn.ModuleList, x: Tensor) -> tuple[Tensor, Grid]:
+    """(B, C, H, W) → (B, n, D) and their grid."""
+    x = torch.cat([each(x) for each in convolutions], dim=1)
+    return flatten_map(x), (x.shape[2], x.shape[3])
+
+
+class CrossScaleEmbed(nn.Module):
+    """Tokens that read patches of several sizes: (B, C, H, W) → (B, n, D) and their grid."""
+
+    def __init__(self, channels: int, width: int, kernels: tuple[int, ...]) -> None:
+        super().__init__()
+        self.projs = make_convolutions(channels, width, kernels)
+        self.norm = nn.LayerNorm(width, NORM_EPS)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
+        x, grid = concatenate_scales(self.projs, images)
+        return self.norm(x), grid
+
+
+class CrossScaleMerge(nn.Module):
+    """The tokens of the next stage, from patches of several sizes of this one: (B, n, D) → (B, n/4, 2·D)."""
+
+    def __init__(self, width: int, out_width: int, kernels: tuple[int, ...]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, NORM_EPS)
+        self.reductions = make_convolutions(width, out_width, kernels)
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        return concatenate_scales(self.reductions, unflatten_map(self.norm(x), grid))
+
+
+class CoolingBlock(Block):
+    """A block, then a convolution within each channel and a norm without a residual, so that activations stay small."""
+
+    def __init__(
+        self, width: int, heads: int, mlp_width: int, *, norm_eps: float, dropout: float, stochastic_depth: float
+    ) -> None:
+        super().__init__(width, heads, mlp_width, norm_eps=norm_eps, dropout=dropout, stochastic_depth=stochastic_depth)
+        self.ex_conv = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.ex_ln = nn.LayerNorm(width, norm_eps)
+
+    def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
+        assert grid is not None
+        x = super().compute(x, grid, queries, mask)
+        return self.ex_ln(flatten_map(self.ex_conv(unflatten_map(x, grid))))
+
+
+class GroupAttention(MaskedWindowAttention):
+    """Attention within groups of neighbours, or of tokens at an interval; a small grid is one group."""
+
+    def __init__(self, width: int, heads: int, window: int, interval: int, *, dropout: float = 0.0) -> None:
+        bias = ComputedBias(width // BIAS_RATIO, heads)
+        super().__init__(width, heads, pair(window), bias, dropout=dropout)
+        self.interval = interval
+
+    def cut(self, grid: Grid) -> Windows:
+        if min(grid) <= self.window[0]:
+            return Windows(grid, grid)
+        return Windows(grid, self.window, interval=pair(self.interval))
+
+
+class ComputedBias(nn.Module):
+    """The bias of each offset, query − key in steps of the group, computed by an MLP."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.pos_proj = nn.Linear(2, width)
+        self.pos1, self.pos2, self.pos3 = (
+            nn.Sequential(nn.LayerNorm(width, NORM_EPS), nn.ReLU(), nn.Linear(width, out))
+            for out in (width, width, heads)
+        )
+
+    def forward(self, size: Grid) -> Tensor:
+        """For all pairs of tokens of a group: (H, m, m)."""
+        weight = self.pos_proj.weight
+        rows, columns = (torch.arange(side - 1, -side, -1, device=weight.device) for side in size)
+        offsets = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)  # (2r−1, 2c−1, 2)
+        table = self.pos3(self.pos2(self.pos1(self.pos_proj(offsets.to(weight.dtype)))))
+        return look_up_offsets(table.permute(2, 0, 1), size)
+
+
+SMALL = CrossFormerConfig()
+TINY = CrossFormerConfig(stages=(1, 1, 8, 6), widths=(64, 128, 256, 512), heads=(2, 4, 8, 16))
+BASE = replace(SMALL, stages=(2, 2, 18, 2))
+LARGE = replace(BASE, widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32))
+
+
+def add_cooling(config: CrossFormerConfig, stages: tuple[int, ...] = BASE.stages) -> CrossFormerConfig:
+    """The same as a CrossFormer++, with groups that grow with depth."""
+    return replace(config, stages=stages, windows=(4, 4, 14, 7), intervals=(4, 2, 1, 1), cooling=True)
+
+
+PRESETS = {
+    "crossformer_tiny_patch4_group7_224": TINY,
+    "crossformer_small_patch4_group7_224": SMALL,
+    "crossformer_base_patch4_group7_224": BASE,
+    "crossformer_large_patch4_group7_224": LARGE,
+    "crossformer_pp_small_patch4_group_const_224": add_cooling(TINY),
+    "crossformer_pp_base_patch4_group_const_224": add_cooling(BASE),
+    "crossformer_pp_large_patch4_group_const_224": add_cooling(LARGE),
+    "crossformer_pp_huge_patch4_group_const_224": add_cooling(LARGE, stages=(6, 6, 18, 2)),
+}
+ALIASES = {
+    **{f"CrossFormer-{s[0].upper()}": f"crossformer_{s}_patch4_group7_224" for s in ("tiny", "small", "base", "large")},
+    **{
+        f"CrossFormer++-{s[0].upper()}": f"crossformer_pp_{s}_patch4_group_const_224"
+        for s in ("small", "base", "large", "huge")
+    },
+}
+
+
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
+    """Groups and intervals are not in the weights: those of the published models."""
+    stages = count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.blocks\.(\d+)\.", first=0)
+    first = [f"layers.{stage}.blocks.0." for stage in range(len(stages))]
+    hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
+    cooling = any(name.endswith("ex_ln.weight") for name in shapes)
+    published = PRESETS[f"crossformer_{'pp_base_patch4_group_const' if cooling else 'base_patch4_group7'}_224"]
+    fields = {
+        "image_size": (224, 224),
+        "channels": get_tensor_shape(shapes, "patch_embed.projs.0.weight", 4)[1],
+        "classes": count_classes(shapes, "head.weight"),
+        "kernels": list_kernels(shapes, "patch_embed.projs"),
+        "merge_kernels": list_kernels(shapes, "layers.0.downsample.reductions") or published.merge_kernels,
+        "stages": stages,
+        "widths": tuple(shape[1] for shape in hidden),
+        "heads": tuple(get_tensor_shape(shapes, f"{name}attn.position_bias.pos3.2.weight", 2)[0] for name in first),
+        "windows": published.windows[: len(stages)],
+        "intervals": published.intervals[: len(stages)],
+        "cooling": cooling,
+        "mlp_ratio": hidden[0][0] / hidden[0][1],
+    }
+    return side.InferredConfig(fields=fields)
+
+
+def list_kernels(shapes: side.TensorShapes, convolutions: str) -> tuple[int, ...]:
+    count = count_distinct_numbers_in_names(shapes, rf"{convolutions}\.(\d+)\.weight")
+    return tuple(get_tensor_shape(shapes, f"{convolutions}.{number}.weight", 4)[2] for number in range(count))
+
+
+def has_cooling(config: side.ConfigFields) -> bool:
+    return config["cooling"]
+
+
+PARTS = ("norm1", "norm2", "mlp.fc#", "attn.qkv", "attn.proj", "ex_conv", "ex_ln")
+BIAS = "layers.#.blocks.#.attn.{}.pos"
+PLAIN = side.SourceNames(
+    layout="authors",
+    table=(
+        *make_same_name_entries("patch_embed.projs.#.*", "patch_embed.norm.*", "norm.*", "head.*"),
+        *make_same_name_entries("layers.#.downsample.norm.*", "layers.#.downsample.reductions.#.*"),
+        *make_same_name_entries(*(f"layers.#.blocks.#.{part}.*" for part in PARTS)),
+        make_entry(f"{BIAS.format('pos')}_proj.*", f"{BIAS.format('position_bias')}_proj.*"),
+        make_entry(f"{BIAS.format('pos')}#.#.*", f"{BIAS.format('position_bias')}#.#.*"),
+    ),
+    markers=("patch_embed.projs.0.weight", "layers.0.blocks.0.attn.pos.pos_proj.weight"),
+    accepts=lambda config: not config["cooling"],
+    assumed={"windows": SMALL.windows, "intervals": SMALL.intervals},
+    details={"wrapper": "model"},
+)
+COOLED = replace(
+    PLAIN,
+    markers=(*PLAIN.markers, "layers.#.blocks.#.ex_ln.weight"),
+    accepts=has_cooling,
+    assumed={name: vars(add_cooling(BASE))[name] for name in ("windows", "intervals")},
+)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(PLAIN, COOLED), resampled={})
+FAMILY = Family(
+    name="crossformer",
+    config=CrossFormerConfig,
+    build=CrossFormer,
+    presets=PRESETS,
+    aliases=ALIASES,
+    checkpoint=CHECKPOINT,
+)

@@ -1,0 +1,327 @@
+"""LeViT (Graham 2021, arXiv 2104.01136): a pyramid for fast inference; convolutions make few tokens, batch norms only.
+
+B batch, n = h·w tokens, D width, H heads, K width of a head's keys; values are 2·K wide; h, w and D change by stage.
+There is no table of positions: scores get a learned bias by distance in rows and columns. Between stages, every second
+token of every second row attends to all tokens, which halves the grid.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import AttentionLayer, split_heads
+from vitrail.layers.positions import Grid, resample
+from vitrail.layers.residual import StochasticDepth
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
+from vitrail.models.contract import ImageModel, Level, make_patch_sizes
+from vitrail.models.family import Family
+from vitrail.models.parts.head import zero_head
+from vitrail.models.parts.levit_names import CHECKPOINT
+from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
+from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
+from vitrail.models.parts.windows import look_up_offsets, mirror_offsets
+
+VALUE_RATIO, DOWNSAMPLE_VALUE_RATIO = 2, 4  # width of a head's values, in widths of its keys
+MLP_RATIO = 2  # width of an MLP, in widths of a token
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeViTConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    convolutions: int = 4  # of the stem; each halves the image
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no heads, returns the mean of the tokens
+    stages: tuple[int, ...] = (4, 4, 4)  # blocks per stage; each stage but the first halves the grid
+    widths: tuple[int, ...] = (128, 256, 384)  # channels of a token, per stage
+    heads: tuple[int, ...] = (4, 8, 12)  # attention heads per stage; between stages width / key_width
+    key_width: int = 16  # of a head
+    distilled: bool = True  # a second head, which learns from a teacher
+    answer: Literal["both", "class", "distill"] = "both"  # of a distilled model: the mean of both heads, or one of them
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of all blocks
+    dynamic: bool = False  # accept any multiple of the stem's stride at run time; biases are resampled
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_stages(self.stages, widths=self.widths, heads=self.heads)
+        stride = 2**self.convolutions
+        check_grid(pair(self.image_size), (stride, stride))
+        if self.widths[0] % (stride // 2):
+            raise ConfigError(
+                f"a width of {self.widths[0]} after {self.convolutions} convolutions, each of twice the channels of "
+                f"the one before; expected a multiple of {stride // 2}"
+            )
+        for width in self.widths[:-1]:
+            if width % self.key_width:
+                raise ConfigError(f"a stage of width {width}; expected a multiple of key_width {self.key_width}")
+        if self.answer != "both" and not self.distilled:
+            raise ConfigError(
+                f"answer is {self.answer!r} for a LeViT with one head; expected 'both', or distilled=True"
+            )
+
+
+class LeViT(ImageModel):
+    """(B, C, H, W) → logits (B, classes), by default the mean of both heads, see `answer`."""
+
+    config: LeViTConfig
+    first_filters = "stem.conv1.linear.weight"
+    one_size_export_reason = "its grids are rounded up, which torch.export does not trace"
+    no_masking_reason = "the convolutions before the first block mix them"
+    no_dropping_reason = "its stages need a complete grid"
+
+    def __init__(self, config: LeViTConfig) -> None:
+        super().__init__(config)
+        self.levels = make_levels(config)
+        self.sizes = make_patch_sizes(self.levels[0].stride, dynamic=config.dynamic)
+        names = ("head", "head_dist") if config.distilled else ("head",)
+        self.heads = tuple(("mean", name) for name in names) if config.classes else ()
+        self.stem = make_stem(config.channels, config.widths[0], config.convolutions)
+        self.stages = nn.ModuleList()
+        for stage, (depth, width, heads) in enumerate(zip(config.stages, config.widths, config.heads, strict=True)):
+            before, key = config.widths[max(stage - 1, 0)], config.key_width
+            grid, finer, rate = self.levels[stage].grid, self.levels[max(stage - 1, 0)].grid, config.stochastic_depth
+            downsample = LeViTDownsample(before, width, key, finer, rate) if stage else None
+            blocks = [LeViTBlock(width, heads, key, grid, rate) for _ in range(depth)]
+            self.stages.append(LeViTStage(downsample, nn.ModuleList(blocks)))
+        self.norm = nn.Identity()
+        self.head = NormedHead(config.widths[-1], config.classes) if config.classes else nn.Identity()
+        self.head_dist = NormedHead(config.widths[-1], config.classes) if len(self.heads) == 2 else None
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """torch's own, as in the authors' code; branches start as zero, biases and heads are zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm1d | nn.BatchNorm2d):
+                module.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, DistanceAttention | SubsamplingAttention):
+                nn.init.zeros_(module.attention_biases)
+            elif isinstance(module, LeViTBlock):
+                nn.init.zeros_(module.attn.proj.get_parameter("ln.bn.weight"))
+            elif isinstance(module, HardswishMlp):
+                nn.init.zeros_(module.ln2.bn.weight)
+            elif isinstance(module, NormedHead):
+                zero_head(module.linear)
+                nn.init.zeros_(module.linear.bias)
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        grid = self.check_images(images)
+        return flatten_map(self.stem(images)), grid
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        for stage in self.stages:
+            x, grid = stage(x, grid)
+        return x
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        (x, grid), maps = self.embed(images), list[Tensor]()
+        for stage in self.stages:
+            x, grid = stage(x, grid)
+            maps.append(unflatten_map(x, grid))
+        return maps
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The mean of the heads that answer: (B, n, D) → (B, classes)."""
+        if not self.heads:
+            return tokens.mean(1)
+        each = self.head_logits(tokens)
+        chosen = {"both": each, "class": each[:1], "distill": each[1:]}[self.config.answer]
+        return torch.stack(chosen).mean(0)
+
+    def head_logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """The logits of the class head and of the head that learns from a teacher: (B, n, D) → (B, classes) each."""
+        mean = tokens.mean(1)
+        return tuple(self.get_submodule(name)(mean) for _, name in self.heads)
+
+
+def make_levels(config: LeViTConfig) -> tuple[Level, ...]:
+    """What halves the grid before a stage attends, too, and is the stage's first block."""
+    stride, levels = 2**config.convolutions, list[Level]()
+    grid = check_grid(pair(config.image_size), (stride, stride))
+    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
+        blocks = tuple(f"stages.{stage}.blocks.{number}" for number in range(depth))
+        blocks = (f"stages.{stage}.downsample", *blocks) if stage else blocks
+        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
+        grid, stride = halve_grid(grid), 2 * stride
+    return tuple(levels)
+
+
+def make_stem(channels: int, width: int, convolutions: int) -> nn.Sequential:
+    """3×3 convolutions of stride 2, each of twice the channels of the one before: (B, C, H, W) → (B, D, h, w)."""
+    widths = [channels, *(width >> (convolutions - number) for number in range(1, convolutions + 1))]
+    parts = OrderedDict[str, nn.Module]()
+    for number in range(1, convolutions + 1):
+        parts[f"conv{number}"] = NormedConv(widths[number - 1], widths[number])
+        if number < convolutions:
+            parts[f"act{number}"] = nn.Hardswish()
+    return nn.Sequential(parts)
+
+
+class LeViTStage(nn.Module):
+    """Halves the grid, then blocks: (B, n, D) and the grid → the same at half the size."""
+
+    def __init__(self, downsample: "LeViTDownsample | None", blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.downsample, self.blocks = downsample, blocks
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        if self.downsample is not None:
+            x, grid = self.downsample(x, grid), halve_grid(grid)
+        for block in self.blocks:
+            x = block(x, grid)
+        return x, grid
+
+
+class LeViTBlock(nn.Module):
+    """x' = x + attention(x); x' + MLP(x'), without norms before them: (B, n, D) → (B, n, D)."""
+
+    def __init__(self, width: int, heads: int, key_width: int, grid: Grid, rate: float) -> None:
+        super().__init__()
+        self.attn = DistanceAttention(width, heads, key_width, grid)
+        self.mlp = HardswishMlp(width)
+        self.drop_path = StochasticDepth(rate)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + self.drop_path(self.attn(x, grid))
+        return x + self.drop_path(self.mlp(x))
+
+
+class LeViTDownsample(nn.Module):
+    """Every second token attends to all, without a residual; then an MLP: (B, n, D) → (B, n/4, D')."""
+
+    def __init__(self, width: int, out_width: int, key_width: int, grid: Grid, rate: float) -> None:
+        super().__init__()
+        self.attn_downsample = SubsamplingAttention(width, out_width, key_width, grid)
+        self.mlp = HardswishMlp(out_width)
+        self.drop_path = StochasticDepth(rate)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = self.attn_downsample(x, grid)
+        return x + self.drop_path(self.mlp(x))
+
+
+def look_up_distances(table: Tensor, grid: Grid) -> Tensor:
+    """The bias of each pair of tokens, of another grid than the table's by resampling: (H, h, w) → (H, n, n)."""
+    old, new = (table.shape[1], table.shape[2]), grid
+    offsets = mirror_offsets(table)  # (H, 2h−1, 2w−1)
+    if old != new:
+        old, new = (2 * old[0] - 1, 2 * old[1] - 1), (2 * new[0] - 1, 2 * new[1] - 1)
+        offsets = resample(offsets.flatten(1).T[None], old, new)[0].T.unflatten(1, new)
+    return look_up_offsets(offsets, grid)
+
+
+class DistanceAttention(AttentionLayer):
+    """Self-attention with a bias by distance, and a Hardswish before the projection: (B, n, D) → (B, n, D)."""
+
+    def __init__(self, width: int, heads: int, key_width: int, grid: Grid) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, 0.0
+        self.shares = (key_width, key_width, VALUE_RATIO * key_width)
+        self.qkv = NormedLinear(width, heads * sum(self.shares))  # rows: head by head, each q, k, v
+        self.proj = make_projection(heads * VALUE_RATIO * key_width, width)
+        self.attention_biases = nn.Parameter(torch.empty(heads, *grid))  # by distance in rows and columns
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        assert grid is not None
+        assert mask is None
+        assert queries is None, "there are no prefix tokens to compute alone"
+        q, k, v = split_heads(self.qkv(x), self.heads).split(self.shares, dim=-1)
+        return q, k, v, look_up_distances(self.attention_biases, grid)[None]
+
+
+class SubsamplingAttention(TwoGridAttention):
+    """Every second token of every second row attends to all: (B, n, D) → (B, n/4, D')."""
+
+    def __init__(self, width: int, out_width: int, key_width: int, grid: Grid) -> None:
+        super().__init__()
+        self.heads, self.dropout = width // key_width, 0.0
+        self.shares = (key_width, DOWNSAMPLE_VALUE_RATIO * key_width)
+        self.kv = NormedLinear(width, self.heads * sum(self.shares))
+        self.q = nn.ModuleDict({"ln": NormedLinear(width, self.heads * key_width)})
+        self.proj = make_projection(self.heads * DOWNSAMPLE_VALUE_RATIO * key_width, out_width)
+        self.attention_biases = nn.Parameter(torch.empty(self.heads, *grid))
+
+    def reduce_grid(self, grid: Grid) -> ReducedGrid:
+        return ReducedGrid(queries=halve_grid(grid), keys=grid)
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        assert grid is not None
+        assert mask is None
+        assert queries is None, "there are no prefix tokens to compute alone"
+        q = self.q["ln"](x.unflatten(1, grid)[:, ::2, ::2].flatten(1, 2))
+        k, v = split_heads(self.kv(x), self.heads).split(self.shares, dim=-1)
+        bias = look_up_distances(self.attention_biases, grid).unflatten(1, grid)[:, ::2, ::2].flatten(1, 2)
+        return split_heads(q, self.heads), k, v, bias[None]
+
+
+def make_projection(width: int, out_width: int) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(act=nn.Hardswish(), ln=NormedLinear(width, out_width)))
+
+
+class HardswishMlp(nn.Module):
+    """ln2(Hardswish(ln1(x))), both with a batch norm: (B, n, D) → (B, n, D)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = NormedLinear(width, MLP_RATIO * width), NormedLinear(MLP_RATIO * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ln2(F.hardswish(self.ln1(x)))
+
+
+class NormedLinear(nn.Module):
+    """A linear map, then a batch norm over all tokens; in eval mode they are one map: (B, n, D) → (B, n, D')."""
+
+    def __init__(self, width: int, out_width: int) -> None:
+        super().__init__()
+        self.linear, self.bn = nn.Linear(width, out_width, bias=False), nn.BatchNorm1d(out_width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bn.training:
+            return self.bn(self.linear(x).flatten(0, 1)).unflatten(0, x.shape[:2])
+        assert self.bn.running_mean is not None
+        assert self.bn.running_var is not None
+        scale = self.bn.weight / (self.bn.running_var + self.bn.eps).sqrt()
+        return F.linear(x, self.linear.weight * scale[:, None], self.bn.bias - self.bn.running_mean * scale)
+
+
+class NormedConv(nn.Module):
+    """A 3×3 convolution of stride 2, then a batch norm: (B, C, H, W) → (B, D, H/2, W/2)."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Conv2d(channels, width, 3, stride=2, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.linear(x))
+
+
+class NormedHead(nn.Module):
+    """A batch norm, then a linear map: (B, D) → (B, classes)."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.bn, self.linear = nn.BatchNorm1d(width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.bn(x))
+
+
+PRESETS = {
+    "levit_128s": LeViTConfig(stages=(2, 3, 4), heads=(4, 6, 8)),
+    "levit_128": LeViTConfig(),
+    "levit_192": LeViTConfig(widths=(192, 288, 384), heads=(3, 5, 6), key_width=32),
+    "levit_256": LeViTConfig(widths=(256, 384, 512), heads=(4, 6, 8), key_width=32),
+    "levit_384": LeViTConfig(widths=(384, 512, 768), heads=(6, 9, 12), key_width=32),
+}
+ALIASES = {f"LeViT-{name.removeprefix('levit_').upper()}": name for name in PRESETS}
+FAMILY = Family(name="levit", config=LeViTConfig, build=LeViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

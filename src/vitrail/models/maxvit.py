@@ -1,0 +1,304 @@
+"""MaxViT (Tu 2022, arXiv 2204.01697): in each block a convolution, attention within windows, attention across the map.
+
+B batch, n = h·w tokens, D width, H heads, r×c tokens of a window; h, w and D change by stage. The second attention of a
+block is among r×c tokens that are spread over the whole map in equal steps. `constants` are those of the authors'
+TensorFlow code, which timm's models `_tf` have, or torchvision's: other padding, pooling, biases and GELU.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.block import Block
+from vitrail.layers.positions import Grid
+from vitrail.layers.residual import StochasticDepth
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.family import Family
+from vitrail.models.parts import maxvit_names
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.same_padding import ConvSame
+from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.windows import OffsetBias, WindowAttention, Windows
+
+NORM_EPS, BATCH_NORM_EPS = 1e-5, 1e-3
+EXPANSION, SQUEEZE = 4, 0.25  # width of MLPs and inverted bottlenecks, and of channel gates, in widths of a token
+Constants = Literal["google", "torchvision"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxViTConfig:
+    image_size: Size = 224  # rows, columns; one number for a square
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no classifier, returns the input of the last layer
+    stem_width: int = 64  # channels of the two convolutions before the first stage
+    stem_stride: int = 2  # pixels per position after them; each stage halves the grid
+    stages: tuple[int, ...] = (2, 2, 5, 2)  # blocks per stage
+    widths: tuple[int, ...] = (64, 128, 256, 512)  # channels of a token, per stage
+    heads: tuple[int, ...] = (2, 4, 8, 16)  # attention heads per stage, each width / heads wide
+    window: int | None = None  # rows and columns of a window; none: as many as the last stage has
+    constants: Constants = "google"  # torchvision: those of its models; logits differ by more than 0.1
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: bool = False  # accept any multiple of the windows of the last stage at run time
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_stages(self.stages, widths=self.widths, heads=self.heads)
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            check_heads(width, heads)
+        image, stride = pair(self.image_size), self.stem_stride * 2 ** len(self.stages)
+        last = check_grid(image, (stride, stride))
+        if self.window is not None and (last[0] % self.window or last[1] % self.window):
+            step = stride * self.window
+            rows, columns = (max(round(side / step), 1) * step for side in image)
+            raise ConfigError(
+                f"image of {image[0]}×{image[1]} pixels, {last[0]}×{last[1]} tokens in the last stage, and a window of "
+                f"{self.window}; expected whole windows: for example {rows}×{columns} pixels, or window=none"
+            )
+
+
+def make_levels(config: MaxViTConfig) -> tuple[Level, ...]:
+    """Each block is declared as its two attentions; the convolution before them belongs to the first."""
+    (rows, columns), levels = pair(config.image_size), list[Level]()
+    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
+        stride = config.stem_stride * 2 ** (stage + 1)
+        parts = [(number, part) for number in range(depth) for part in ("attn_block", "attn_grid")]
+        blocks = tuple(f"stages.{stage}.blocks.{number}.{part}" for number, part in parts)
+        grid = (rows // stride, columns // stride)
+        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
+    return tuple(levels)
+
+
+class MaxViT(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a classifier the input of the last layer (B, D)."""
+
+    config: MaxViTConfig
+    first_filters = "stem.conv1.weight"
+    one_size_export_reason = "its windows are cut for one grid"
+    no_masking_reason = "its convolutions mix patches before they become tokens"
+    no_dropping_reason = "its windows need a complete grid"
+
+    def __init__(self, config: MaxViTConfig) -> None:
+        super().__init__(config)
+        self.levels = make_levels(config)
+        window = self.grid if config.window is None else pair(config.window)
+        stride = self.levels[-1].stride[0]
+        multiple = (window[0] * stride, window[1] * stride)
+        self.sizes = ImageSizes(multiple=multiple, minimum=multiple) if config.dynamic else ImageSizes()
+        self.heads = (("mean", "head.fc"),) if config.classes else ()
+        self.stem = MaxViTStem(config.channels, config.stem_width, config.stem_stride, config.constants)
+        self.stages, before, count = nn.ModuleList(), config.stem_width, 0
+        for level, depth, heads in zip(self.levels, config.stages, config.heads, strict=True):
+            blocks = list[nn.Module]()
+            for number in range(depth):
+                rates = (
+                    config.dropout,
+                    config.attention_dropout,
+                    scale_rate(config.stochastic_depth, count + number, sum(config.stages)),
+                )
+                blocks.append(
+                    MaxViTBlock(before, level.width, heads, window, 1 if number else 2, rates, config.constants)
+                )
+                before = level.width
+            count += depth
+            self.stages.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks))))
+        self.norm = nn.Identity()  # that of the head follows the mean
+        self.head = make_mlp_head(before, config.classes, bias=config.constants == "google")
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """As in the authors' code; the last layer is zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm | nn.BatchNorm2d):
+                module.reset_parameters()
+            elif isinstance(module, OffsetBias):
+                nn.init.normal_(module.table, std=0.02)
+        zero_head(self.head["fc"])
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """The output of the stem, whose grid is finer than that of the first stage."""
+        self.check_images(images)
+        x = self.stem(images)
+        return flatten_map(x), (x.shape[2], x.shape[3])
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        x = unflatten_map(x, grid)
+        for stage in self.stages:
+            x = stage(x)
+        return flatten_map(x)
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        maps = [unflatten_map(*self.embed(images))]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return maps[1:]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """fc(tanh(a linear map of the norm of the mean of all tokens)): (B, n, D) → (B, classes)."""
+        return self.head["fc"](self.head["pre_logits"](self.head["norm"](tokens.mean(1))))
+
+
+def make_mlp_head(width: int, classes: int, *, bias: bool) -> nn.ModuleDict:
+    fc = make_head(width, classes) if bias or not classes else nn.Linear(width, classes, bias=False)
+    hidden = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
+    return nn.ModuleDict({"norm": nn.LayerNorm(width, NORM_EPS), "pre_logits": hidden, "fc": fc})
+
+
+def make_conv(
+    channels: int, width: int, stride: int, constants: Constants, *, groups: int = 1, bias: bool = False
+) -> nn.Conv2d:
+    """A 3×3 convolution; TensorFlow pads even maps by one row and column at the end if the stride is 2."""
+    if constants == "google" and stride > 1:
+        return ConvSame(channels, width, 3, stride, groups=groups, bias=bias)
+    return nn.Conv2d(channels, width, 3, stride, 1, groups=groups, bias=bias)
+
+
+def make_gelu(constants: Constants) -> nn.GELU:
+    return nn.GELU("tanh" if constants == "google" else "none")
+
+
+class MaxViTStem(nn.Module):
+    """Two 3×3 convolutions: (B, C, H, W) → (B, D, H/stride, W/stride)."""
+
+    def __init__(self, channels: int, width: int, stride: int, constants: Constants) -> None:
+        super().__init__()
+        self.act = make_gelu(constants)
+        self.conv1 = make_conv(channels, width, stride, constants, bias=constants == "google")
+        self.norm1 = nn.BatchNorm2d(width, BATCH_NORM_EPS)
+        self.conv2 = make_conv(width, width, 1, constants, bias=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.conv2(self.act(self.norm1(self.conv1(images))))
+
+
+class MaxViTBlock(nn.Module):
+    """A convolution, a transformer block within windows and one across the map: (B, C, h, w) → (B, D, h', w')."""
+
+    def __init__(
+        self,
+        before: int,
+        width: int,
+        heads: int,
+        window: Grid,
+        stride: int,
+        rates: tuple[float, float, float],
+        constants: Constants,
+    ) -> None:
+        super().__init__()
+        dropout, attention_dropout, stochastic_depth = rates
+        self.conv = MbConv(before, width, stride, stochastic_depth, constants)
+        blocks = list[Block]()
+        for kind in (WindowAttention, GridAttention):
+            block = Block(
+                width,
+                heads,
+                EXPANSION * width,
+                activation="gelu_tanh" if constants == "google" else "gelu",
+                norm_eps=NORM_EPS,
+                dropout=dropout,
+                stochastic_depth=stochastic_depth,
+            )
+            block.attn = kind(width, heads, window, OffsetBias(heads, window), dropout=attention_dropout)
+            blocks.append(block)
+        self.attn_block, self.attn_grid = blocks
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        grid = (x.shape[2], x.shape[3])
+        tokens = flatten_map(x).contiguous()  # or each norm would copy them
+        return unflatten_map(self.attn_grid(self.attn_block(tokens, grid), grid), grid)
+
+
+class GridAttention(WindowAttention):
+    """Attention among r×c tokens in equal steps over the whole map: (B, n, D) → (B, n, D)."""
+
+    def cut(self, grid: Grid) -> Windows:
+        return Windows(grid, self.window, interval=(grid[0] // self.window[0], grid[1] // self.window[1]))
+
+
+class MbConv(nn.Module):
+    """An inverted bottleneck with a norm first and a gate of its channels (Sandler 2018, Hu 2017), plus a shortcut."""
+
+    def __init__(self, before: int, width: int, stride: int, stochastic_depth: float, constants: Constants) -> None:
+        super().__init__()
+        hidden, self.act = EXPANSION * width, make_gelu(constants)
+        self.shortcut = nn.Identity() if stride == 1 else PooledShortcut(before, width, constants)
+        self.pre_norm = nn.BatchNorm2d(before, BATCH_NORM_EPS)
+        self.conv1_1x1 = nn.Conv2d(before, hidden, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(hidden, BATCH_NORM_EPS)
+        self.conv2_kxk = make_conv(hidden, hidden, stride, constants, groups=hidden)
+        self.norm2 = nn.BatchNorm2d(hidden, BATCH_NORM_EPS)
+        self.se = ChannelGate(hidden, int(SQUEEZE * width))
+        self.conv3_1x1 = nn.Conv2d(hidden, width, 1)
+        self.drop_path = StochasticDepth(stochastic_depth)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.norm1(self.conv1_1x1(self.pre_norm(x))))
+        y = self.se(self.act(self.norm2(self.conv2_kxk(y))))
+        return self.drop_path(self.conv3_1x1(y)) + self.shortcut(x)
+
+
+class PooledShortcut(nn.Module):
+    """The mean of each 2×2 square (torchvision: of overlapping 3×3), then a 1×1 convolution if the width changes."""
+
+    def __init__(self, before: int, width: int, constants: Constants) -> None:
+        super().__init__()
+        self.pool = nn.AvgPool2d(2) if constants == "google" else nn.AvgPool2d(3, 2, 1)
+        same = before == width and constants == "google"
+        self.expand = nn.Identity() if same else nn.Conv2d(before, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.expand(self.pool(x))
+
+
+class ChannelGate(nn.Module):
+    """Scales each channel by a factor in (0, 1) computed from the means of all channels: (B, C, h, w)."""
+
+    def __init__(self, width: int, squeezed: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Conv2d(width, squeezed, 1), nn.Conv2d(squeezed, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.fc2(F.silu(self.fc1(x.mean((2, 3), keepdim=True)))).sigmoid()
+
+
+BASE = MaxViTConfig(stages=(2, 6, 14, 2), widths=(96, 192, 384, 768), heads=(3, 6, 12, 24))
+SIZES = {
+    "tiny": MaxViTConfig(),
+    "small": replace(BASE, stages=(2, 2, 5, 2)),
+    "base": BASE,
+    "large": replace(BASE, stem_width=128, widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32)),
+    "xlarge": replace(BASE, stem_width=192, widths=(192, 384, 768, 1536), heads=(6, 12, 24, 48)),
+}
+RESOLUTIONS = (224, 384, 512)
+PRESETS = {
+    **{f"maxvit_{size}_tf_{px}": replace(each, image_size=px) for size, each in SIZES.items() for px in RESOLUTIONS},
+    "maxvit_t": MaxViTConfig(constants="torchvision"),
+}
+LETTERS = {"tiny": "T", "small": "S", "base": "B", "large": "L", "xlarge": "XL"}
+ALIASES = {
+    f"MaxViT-{LETTERS[size]}" + (f"@{px}" if px > 224 else ""): f"maxvit_{size}_tf_{px}"
+    for size in SIZES
+    for px in RESOLUTIONS
+}
+
+
+FAMILY = Family(
+    name="maxvit",
+    config=MaxViTConfig,
+    build=MaxViT,
+    presets=PRESETS,
+    aliases=ALIASES,
+    checkpoint=maxvit_names.CHECKPOINT,
+)

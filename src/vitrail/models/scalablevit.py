@@ -1,0 +1,283 @@
+"""ScalableViT (Yang 2022, arXiv 2203.10790): attention within windows that a convolution connects, then to few keys.
+
+Even blocks attend within windows; a convolution of the values, over the whole map, is added to the result. Odd blocks
+attend to keys of a strided convolution, whose width is chosen per stage. There is no table of positions, so images may
+have any multiple of the last stride; grids without whole windows are padded, and the padding is masked. B batch,
+n = h·w tokens, k keys, D width, H heads; h, w and D change by stage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.layers.attention import AttentionLayer, attention, merge_heads, split_heads
+from vitrail.layers.block import Block
+from vitrail.layers.positions import Grid
+from vitrail.models import checkpoint_side as side
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.family import Family
+from vitrail.models.name_entries import make_same_name_entries
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
+from vitrail.models.parts.head import zero_head
+from vitrail.models.parts.reduced_attention import ReducedAttention
+from vitrail.models.parts.stages import check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
+from vitrail.models.parts.windows import MaskedWindowAttention
+
+NORM_EPS = 1e-6
+KEY_NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalableViTConfig:
+    image_size: Size = 224  # rows, columns; one number for a square; the intended size, others work too
+    channels: int = 3
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
+    stride: int = 4  # pixels from one token of the first stage to the next; it reads 2·stride − 1
+    stages: tuple[int, ...] = (2, 2, 20, 2)  # blocks per stage; even ones attend within windows
+    widths: tuple[int, ...] = (64, 128, 256, 512)  # channels of a token, per stage
+    heads: tuple[int, ...] = (2, 4, 8, 16)  # attention heads per stage, each width / heads wide
+    windows: tuple[int, ...] = (7, 7, 7, 7)  # rows and columns of a window, per stage
+    reductions: tuple[int, ...] = (8, 4, 2, 1)  # rows and columns of tokens that become a key of odd blocks, per stage
+    key_ratios: tuple[float, ...] = (1.25, 1.25, 1.25, 1.0)  # width of these keys, in widths of a token, per stage
+    mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
+    head_width: int = 4096  # of the layer before the logits
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
+    dynamic: ClassVar[bool] = True  # takes other sizes at run time
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        parts = {"heads": self.heads, "windows": self.windows, "reductions": self.reductions}
+        check_stages(self.stages, widths=self.widths, key_ratios=self.key_ratios, **parts)
+        for stage, level in enumerate(make_levels(self)):
+            ratio, keys = self.reductions[stage], self.key_ratios[stage]
+            check_heads(level.width, self.heads[stage])
+            if ratio == 1 and keys != 1:
+                raise ConfigError(
+                    f"a key ratio of {keys} with a reduction of 1; expected 1, keys are as wide as tokens"
+                )
+            if keys * level.width % self.heads[stage]:
+                given = f"keys of {keys} × {level.width} channels and {self.heads[stage]} heads"
+                raise ConfigError(f"{given}; expected a multiple of the heads")
+            if min(level.grid) < ratio:
+                raise ConfigError(f"a reduction of {ratio} of {level.grid[0]}×{level.grid[1]} tokens; expected less")
+
+
+def make_levels(config: ScalableViTConfig) -> tuple[Level, ...]:
+    strides = [config.stride * 2**stage for stage in range(len(config.stages))]
+    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "stages.{}.{}")
+
+
+class ScalableViT(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+
+    config: ScalableViTConfig
+    first_filters = "patch_embeds.0.proj.weight"
+    one_size_export_reason = "its windows are cut for one grid"
+    no_masking_reason = "its levels have different grids"
+    no_dropping_reason = "its windows need a complete grid"
+
+    def __init__(self, config: ScalableViTConfig) -> None:
+        super().__init__(config)
+        self.levels = make_levels(config)
+        last = self.levels[-1].stride[0]
+        least = [ratio * level.stride[0] for ratio, level in zip(config.reductions, self.levels, strict=True)]
+        self.sizes = ImageSizes(multiple=pair(last), minimum=pair(max(last, *least)))
+        self.heads = (("mean", "head.3"),) if config.classes else ()
+        strides = (config.stride, *(2 for _ in config.widths[1:]))
+        self.patch_embeds = nn.ModuleList(
+            ConvEmbed(channels, width, 2 * stride - 1, stride, stride - 1, NORM_EPS)
+            for channels, width, stride in zip((config.channels, *config.widths), config.widths, strides, strict=False)
+        )
+        self.pos_block = nn.ModuleList(Peg(width) for width in config.widths)  # after the first block of a stage
+        self.pos_drop = nn.Dropout(config.dropout)
+        self.stages = nn.ModuleList(make_blocks_of_stage(config, stage) for stage in range(len(config.stages)))
+        self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
+        self.head = make_wide_head(config.widths[-1], config.head_width, config.classes)
+        self.init_weights()
+
+    def draw_weights(self) -> None:
+        """As in the authors' code; the last layer is zero."""
+        init_as_pvt(self)
+        if isinstance(self.head, nn.Sequential):
+            zero_head(self.head[-1])
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        self.check_images(images)
+        return self.patch_embeds[0](images)
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        *_, (x, _) = self.run_stages(x, grid)
+        return x
+
+    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
+        """The tokens after each stage, and their grid."""
+        stages: list[Any] = list(self.stages)
+        for stage, blocks in enumerate(stages):
+            if stage:
+                x, grid = self.patch_embeds[stage](unflatten_map(x, grid))
+            x = self.pos_drop(x)
+            for number, block in enumerate(blocks):
+                x = block(x, grid)
+                x = x if number else self.pos_block[stage](x, grid)
+            yield x, grid
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        return [unflatten_map(x, grid) for x, grid in self.run_stages(*self.embed(images))]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
+        return self.head(tokens.mean(1))
+
+
+def make_wide_head(width: int, hidden: int, classes: int) -> nn.Sequential | nn.Identity:
+    """A linear map to many channels, a norm, GELU, and a linear map to the logits."""
+    if not classes:
+        return nn.Identity()
+    norm = nn.LayerNorm(hidden, NORM_EPS)
+    return nn.Sequential(nn.Linear(width, hidden), norm, nn.GELU(), nn.Linear(hidden, classes))
+
+
+def make_blocks_of_stage(config: ScalableViTConfig, stage: int) -> nn.ModuleList:
+    """Blocks that attend within windows and to few keys, in turn."""
+    width, heads, before = config.widths[stage], config.heads[stage], sum(config.stages[:stage])
+    ratio, rate = config.reductions[stage], config.attention_dropout
+    blocks = nn.ModuleList()
+    for number in range(config.stages[stage]):
+        block = Block(
+            width,
+            heads,
+            round(config.mlp_ratio * width),
+            norm_eps=NORM_EPS,
+            dropout=config.dropout,
+            stochastic_depth=scale_rate(config.stochastic_depth, before + number, sum(config.stages)),
+        )
+        if number % 2 == 0:
+            block.attn = ConnectedWindowAttention(width, heads, pair(config.windows[stage]), dropout=rate)
+        elif ratio == 1:
+            block.set_submodule("attn", ReducedAttention(width, heads, 1, dropout=rate))
+        else:
+            keys = round(config.key_ratios[stage] * width)
+            block.set_submodule("attn", ScaledKeyAttention(width, heads, ratio, keys, dropout=rate))
+        blocks.append(block)
+    return blocks
+
+
+class ConnectedWindowAttention(MaskedWindowAttention):
+    """Attention within windows plus a 3×3 convolution of the values, which crosses their borders: (B, n, D)."""
+
+    def __init__(self, width: int, heads: int, window: Grid, *, dropout: float = 0.0) -> None:
+        super().__init__(width, heads, window, dropout=dropout)
+        self.lim_func = nn.Conv2d(width, width, 3, padding=1, groups=width)
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        q, k, v, mask = self.project(x, grid, mask, queries)
+        assert grid is not None
+        windows = self.cut(grid)
+        y = windows.join(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+        values = unflatten_map(windows.join(merge_heads(v)), grid)
+        return self.proj(y + flatten_map(self.lim_func(values)))
+
+
+class ScaledKeyAttention(ReducedAttention):
+    """Attention of all tokens to keys of a strided convolution, with a width of its own for queries and keys."""
+
+    def __init__(self, width: int, heads: int, ratio: int, key_width: int, *, dropout: float = 0.0) -> None:
+        AttentionLayer.__init__(self)  # queries, keys and values have other widths than in ReducedAttention
+        self.heads, self.ratio, self.dropout = heads, ratio, dropout
+        self.q = nn.Linear(width, key_width)
+        self.reduction = nn.Sequential(
+            nn.Conv2d(width, width, ratio, ratio, groups=width), nn.Conv2d(width, key_width, 1)
+        )
+        self.norm_act = nn.Sequential(nn.LayerNorm(key_width, KEY_NORM_EPS), nn.GELU())
+        self.k, self.v = nn.Linear(key_width, key_width), nn.Linear(key_width, width)
+        self.proj = nn.Linear(width, width)
+
+    def reduce(self, x: Tensor, grid: Grid) -> Tensor:
+        """The tokens that keys and values are made of: (B, n, D) → (B, k, width of keys)."""
+        self.reduce_grid(grid)
+        return self.norm_act(flatten_map(self.reduction(unflatten_map(x, grid))))
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        assert grid is not None
+        assert queries is None, "there are no prefix tokens to compute alone"
+        fewer = self.reduce(x, grid)
+        q, k, v = (split_heads(each, self.heads) for each in (self.q(x), self.k(fewer), self.v(fewer)))
+        return q, k, v, mask
+
+
+PRESETS = {
+    "scalablevit_small": ScalableViTConfig(),
+    "scalablevit_base": ScalableViTConfig(
+        stages=(2, 2, 14, 6),
+        widths=(96, 192, 384, 768),
+        heads=(3, 6, 12, 24),
+        key_ratios=(2.0, 1.25, 1.25, 1.0),
+    ),
+    "scalablevit_large": ScalableViTConfig(
+        stages=(2, 6, 12, 4),
+        widths=(128, 256, 512, 1024),
+        heads=(4, 8, 16, 32),
+        key_ratios=(0.25, 0.5, 1.0, 1.0),
+    ),
+}
+ALIASES = {f"ScalableViT-{size[0].upper()}": f"scalablevit_{size}" for size in ("small", "base", "large")}
+
+
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
+    """Windows are not in the weights; heads are those of the published model of these widths."""
+    _, channels, kernel, _ = get_tensor_shape(shapes, "patch_embeds.0.proj.weight", 4)
+    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.(\d+)\.", first=0)
+    numbers = range(len(stages))
+    widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
+    keys = [shapes.get(f"stages.{stage}.1.attn.q.weight", (widths[stage],))[0] for stage in numbers]
+    fields = {
+        "image_size": (224, 224),
+        "channels": channels,
+        "classes": count_classes(shapes, "head.3.weight"),
+        "stride": (kernel + 1) // 2,
+        "stages": stages,
+        "widths": widths,
+        "windows": (7,) * len(stages),
+        "reductions": tuple(shapes.get(f"stages.{stage}.1.attn.reduction.0.weight", (1,))[-1] for stage in numbers),
+        "key_ratios": tuple(key / width for key, width in zip(keys, widths, strict=True)),
+        "mlp_ratio": get_tensor_shape(shapes, "stages.0.0.mlp.fc1.weight", 2)[0] / widths[0],
+    }
+    if "head.0.weight" in shapes:
+        fields["head_width"] = get_tensor_shape(shapes, "head.0.weight", 2)[0]
+    published = {each.widths: each.heads for each in PRESETS.values()}
+    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+
+
+WINDOWED = ("attn.qkv", "attn.lim_func", "attn.proj", "norm1", "norm2", "mlp.fc#")
+REDUCED = ("attn.q", "attn.k", "attn.v", "attn.kv", "attn.reduction.#", "attn.norm_act.#")
+AUTHORS = side.SourceNames(
+    layout="authors",
+    table=make_same_name_entries(
+        *("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*", "norm.*", "head.#.*"),
+        *(f"stages.#.#.{part}.*" for part in (*WINDOWED, *REDUCED)),
+    ),
+    markers=("patch_embeds.0.proj.weight", "stages.0.0.attn.lim_func.weight"),
+    assumed={"windows": (7, 7, 7, 7)},
+    details={"wrapper": "model", "preprocessing": {"crop": 0.9}},
+)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(AUTHORS,), resampled={})
+FAMILY = Family(
+    name="scalablevit",
+    config=ScalableViTConfig,
+    build=ScalableViT,
+    presets=PRESETS,
+    aliases=ALIASES,
+    checkpoint=CHECKPOINT,
+)
