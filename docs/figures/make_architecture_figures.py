@@ -29,6 +29,7 @@ from vitrail.models.preset_list import list_presets
 FOLDER = Path(__file__).parent
 MAX_PANELS = 9
 BLOCKS_PER_LEVEL = 2  # windows and shifted windows, or windows and global attention
+ROUNDING = 1e-4  # of the largest gradient; smaller ones are errors of rounding
 FEW = {"vit": "vit_tiny_patch16_224", "parallel_vit": "vit_small_patch16_18x2_224"}  # not the cheapest presets
 SHADES = LinearSegmentedColormap.from_list("shades", ["#f2f4f7", BLUE])
 Shares = NDArray[np.float32]  # (rows, columns), from 0 to 1
@@ -71,7 +72,8 @@ def find_tokens(values: Tensor, level: Level, prefix: int) -> Tensor | None:
 
 def normalize_gradient(gradient: Tensor) -> Shares:
     """(h, w, D) → from 0 to 1; the root shows weak dependencies as well."""
-    size = gradient.abs().sum(-1).sqrt()
+    size = gradient.abs().sum(-1)
+    size = torch.where(size > ROUNDING * size.max(), size, 0).sqrt()
     ordinary = torch.quantile(size[size > 0], 0.9) if (size > 0).any() else torch.tensor(1.0)
     return (size / ordinary).clamp(max=1).numpy()
 
@@ -109,10 +111,11 @@ def draw_panels(model: ImageModel) -> Iterator[Panel]:
     tokens = find_tokens(first[0], level, model.prefix)
     if tokens is not None:
         row, column = (size * 5 // 12 for size in level.grid)
-        (gradient,) = torch.autograd.grad(tokens[row, column].sum(), images, retain_graph=True)
-        pixels = gradient[0].permute(1, 2, 0)
-        place = (column * level.stride[1] - 0.5, row * level.stride[0] - 0.5, level.stride[1], level.stride[0])
-        yield Panel("pixels of one token", (pixels.abs().sum(-1) > 0).float().numpy(), place)
+        (gradient,) = torch.autograd.grad(tokens[row, column].sum(), images, retain_graph=True, allow_unused=True)
+        if gradient is not None:  # of colours of a palette, there is none
+            place = (column * level.stride[1] - 0.5, row * level.stride[0] - 0.5, level.stride[1], level.stride[0])
+            size = gradient[0].abs().sum(0)
+            yield Panel("pixels of one token", (size > ROUNDING * size.max()).float().numpy(), place)
     for number, level in enumerate(model.levels, start=1):
         patterns = list[Shares]()
         for name in level.blocks:
@@ -138,10 +141,10 @@ def draw_panels(model: ImageModel) -> Iterator[Panel]:
 def draw_family(family: str) -> bool:
     """Write the figure of a family; False if its blocks have no grid of tokens."""
     panels = [*draw_panels(create_noisy_model(choose_preset(family)))][:MAX_PANELS]
-    if len(panels) < 2:
+    if not panels:
         return False
     figure = new_figure(1.2 * len(panels), 1.4)
-    for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.axis("off")
         axes.imshow(panel.read, cmap=SHADES, vmin=0, vmax=1, interpolation="nearest")
         axes.set_title(panel.title, fontsize=6)
