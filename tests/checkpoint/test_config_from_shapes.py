@@ -32,6 +32,10 @@ NOT_INFERRED = {
     *(name for name in vitrail.list_models("*siglip*") if find_preset(name)[1].activation == "gelu_tanh"),
     *vitrail.list_models("eva02*"),  # their norm_eps is not the default, see tests/models/test_eva.py
     *vitrail.list_models("swinv2*"),  # their windows are not in the weights
+    *vitrail.list_models("cvt_*_384"),  # there are no positions, which would tell the image size
+    *("nest_base", "nest_small", "nest_tiny"),  # timm's constants; the public weights have others
+    *vitrail.list_models("vit_huge_plus_patch16_dinov3*"),  # 20 heads; a ViT-H has the same shapes and 16
+    "vit_7b_patch16_dinov3",
 }
 VIT, DEIT = (find_preset(name)[0] for name in ("ViT-Ti/16", "DeiT-Ti"))
 NOT_IN_SHAPES = ("dropout", "attention_dropout", "stochastic_depth", "dynamic", "layer_scale", "norm_eps")
