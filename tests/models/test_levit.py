@@ -176,6 +176,12 @@ def test_a_new_head_can_learn(tmp_path: Path) -> None:
     assert model.head.bn.running_var.eq(1).all()
 
 
+def test_a_batch_of_one_image_is_refused_in_training() -> None:
+    assert toy()(images()[:1]).shape == (1, 5)
+    with pytest.raises(ConfigError, match=r"a batch of one image in training, which has no statistics; expected at"):
+        toy().train()(images()[:1])
+
+
 def test_invalid_configs_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"3 stages and 2 heads; expected one per stage"):
         LeViTConfig(heads=(2, 4))

@@ -7,6 +7,7 @@ token of every second row attends to all tokens, which halves the grid.
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.attention import AttentionLayer, split_heads
+from vitrail.layers.attention import AttentionLayer, merge_heads, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
@@ -24,7 +25,7 @@ from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.levit_names import CHECKPOINT
 from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
-from vitrail.models.parts.windows import look_up_offsets, mirror_offsets
+from vitrail.models.parts.windows import mirror_offsets
 
 VALUE_RATIO, DOWNSAMPLE_VALUE_RATIO = 2, 4  # width of a head's values, in widths of its keys
 MLP_RATIO = 2  # width of an MLP, in widths of a token
@@ -204,14 +205,26 @@ class LeViTDownsample(nn.Module):
         return x + self.drop_path(self.mlp(x))
 
 
-def look_up_distances(table: Tensor, grid: Grid) -> Tensor:
-    """The bias of each pair of tokens, of another grid than the table's by resampling: (H, h, w) → (H, n, n)."""
-    old, new = (table.shape[1], table.shape[2]), grid
-    offsets = mirror_offsets(table)  # (H, 2h−1, 2w−1)
-    if old != new:
-        old, new = (2 * old[0] - 1, 2 * old[1] - 1), (2 * new[0] - 1, 2 * new[1] - 1)
-        offsets = resample(offsets.flatten(1).T[None], old, new)[0].T.unflatten(1, new)
-    return look_up_offsets(offsets, grid)
+def look_up_distances(table: Tensor, grid: Grid, step: int = 1) -> Tensor:
+    """The bias of every `step`-th token of every `step`-th row with all tokens: (H, h, w) → (H, n/step², n)."""
+    if (table.shape[1], table.shape[2]) != grid:
+        table = resample_distances(table, grid)
+    rows, columns = (torch.arange(side, device=table.device) for side in grid)
+    by_row, by_column = ((places[::step, None] - places).abs() for places in (rows, columns))
+    index = (by_row * grid[1])[:, None, :, None] + by_column[:, None]  # (h/step, w/step, h, w)
+    return table.flatten(1).index_select(1, index.flatten()).unflatten(1, (-1, grid[0] * grid[1]))
+
+
+def resample_distances(table: Tensor, grid: Grid) -> Tensor:
+    """The table of another grid, resampled by offset to both sides, so that distance 0 stays in place: (H, h, w)."""
+    old, new = ((2 * side[0] - 1, 2 * side[1] - 1) for side in (table.shape[1:], grid))
+    offsets = resample(mirror_offsets(table).flatten(1).T[None], old, new)[0].T.unflatten(1, new)
+    return offsets[:, grid[0] - 1 :, grid[1] - 1 :]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q·kᵀ/√K + bias)·v; torch's fused kernel is slower for values wider than keys: (B, H, Nq, V)."""
+    return (q / sqrt(q.shape[-1]) @ k.transpose(-2, -1) + bias).softmax(-1) @ v
 
 
 class DistanceAttention(AttentionLayer):
@@ -227,12 +240,17 @@ class DistanceAttention(AttentionLayer):
 
     def project(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         assert grid is not None
         assert mask is None
         assert queries is None, "there are no prefix tokens to compute alone"
         q, k, v = split_heads(self.qkv(x), self.heads).split(self.shares, dim=-1)
         return q, k, v, look_up_distances(self.attention_biases, grid)[None]
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        return self.proj(merge_heads(attend(*self.project(x, grid, mask, queries))))
 
 
 class SubsamplingAttention(TwoGridAttention):
@@ -252,14 +270,18 @@ class SubsamplingAttention(TwoGridAttention):
 
     def project(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         assert grid is not None
         assert mask is None
         assert queries is None, "there are no prefix tokens to compute alone"
         q = self.q["ln"](x.unflatten(1, grid)[:, ::2, ::2].flatten(1, 2))
         k, v = split_heads(self.kv(x), self.heads).split(self.shares, dim=-1)
-        bias = look_up_distances(self.attention_biases, grid).unflatten(1, grid)[:, ::2, ::2].flatten(1, 2)
-        return split_heads(q, self.heads), k, v, bias[None]
+        return split_heads(q, self.heads), k, v, look_up_distances(self.attention_biases, grid, 2)[None]
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        return self.proj(merge_heads(attend(*self.project(x, grid, mask, queries))))
 
 
 def make_projection(width: int, out_width: int) -> nn.Sequential:
@@ -278,14 +300,14 @@ class HardswishMlp(nn.Module):
 
 
 class NormedLinear(nn.Module):
-    """A linear map, then a batch norm over all tokens; in eval mode they are one map: (B, n, D) → (B, n, D')."""
+    """A linear map, then a batch norm over all tokens; in an exported file they are one map: (B, n, D) → (B, n, D')."""
 
     def __init__(self, width: int, out_width: int) -> None:
         super().__init__()
         self.linear, self.bn = nn.Linear(width, out_width, bias=False), nn.BatchNorm1d(out_width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bn.training:
+        if self.bn.training or not torch.compiler.is_exporting():
             return self.bn(self.linear(x).flatten(0, 1)).unflatten(0, x.shape[:2])
         assert self.bn.running_mean is not None
         assert self.bn.running_var is not None
@@ -313,6 +335,8 @@ class NormedHead(nn.Module):
         self.bn, self.linear = nn.BatchNorm1d(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.bn.training and len(x) == 1:
+            raise ConfigError("a batch of one image in training, which has no statistics; expected at least two")
         return self.linear(self.bn(x))
 
 

@@ -2,20 +2,17 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vitrail.models import checkpoint_side as side
 from vitrail.models.name_entries import (
     THREE_PARTS,
     TWO_PARTS,
     NameEntry,
-    TensorTransform,
     make_entry,
     make_same_name_entries,
 )
 from vitrail.models.parts import encoder_names
 from vitrail.models.parts.hf_names import make_hf_card
+from vitrail.models.parts.qv_bias import QV_IN_QKV
 from vitrail.models.parts.tensor_shapes import get_tensor_shape
 
 BLOCK, QV_BIAS = "blocks.#.", "blocks.#.attn.qkv.qv_bias"
@@ -85,17 +82,6 @@ def make_dinov3_hf_card(config: side.ConfigFields) -> dict[str, Any]:
         "layerscale_value": config["layer_scale"],
         "rope_theta": 100.0,
     }
-
-
-def drop_key_bias(parts: list[Tensor]) -> Tensor:
-    """The bias of k is masked in every pass."""
-    q_bias, _, v_bias = parts[0].chunk(3)
-    return torch.cat([q_bias, v_bias])
-
-
-def add_key_bias(bias: Tensor, _: int) -> list[Tensor]:
-    q_bias, v_bias = bias.chunk(2)
-    return [torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])]
 
 
 BASE_TABLE = (
@@ -191,7 +177,7 @@ def make_facebook_source(*markers: str, gated: bool) -> side.SourceNames:
             *make_same_name_entries("cls_token", "patch_embed.proj.*", "norm.*", f"{BLOCK}attn.qkv.weight"),
             *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj"))),
             *make_same_name_entries(*(f"{BLOCK}ls{n}.gamma" for n in (1, 2))),
-            make_entry(f"{BLOCK}attn.qkv.bias", QV_BIAS, TensorTransform(drop_key_bias, add_key_bias)),
+            make_entry(f"{BLOCK}attn.qkv.bias", QV_BIAS, QV_IN_QKV),
             *(
                 (
                     make_entry([f"{BLOCK}mlp.w1.*", f"{BLOCK}mlp.w2.*"], f"{BLOCK}mlp.fc1.*", TWO_PARTS),

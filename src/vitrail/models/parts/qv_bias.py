@@ -1,8 +1,10 @@
-"""The projection to queries, keys and values of models whose keys have no bias. D width."""
+"""Models whose keys have no bias: their projection to queries, keys and values, and its bias in files. D width."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from vitrail.models.name_entries import TensorTransform
 
 
 class KeylessBiasLinear(nn.Linear):
@@ -15,3 +17,17 @@ class KeylessBiasLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name in nn.Linear
         q_bias, v_bias = self.qv_bias.chunk(2)
         return F.linear(input, self.weight, torch.cat([q_bias, torch.zeros_like(q_bias), v_bias]))
+
+
+def drop_key_bias(parts: list[Tensor]) -> Tensor:
+    """Of a file with a bias of k, too, which the code that it belongs to sets to zero in every pass."""
+    q_bias, _, v_bias = parts[0].chunk(3)
+    return torch.cat([q_bias, v_bias])
+
+
+def add_key_bias(bias: Tensor, _: int) -> list[Tensor]:
+    q_bias, v_bias = bias.chunk(2)
+    return [torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])]
+
+
+QV_IN_QKV = TensorTransform(drop_key_bias, add_key_bias)

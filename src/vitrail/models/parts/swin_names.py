@@ -19,6 +19,7 @@ from vitrail.models.name_entries import (
     make_entry,
     make_same_name_entries,
 )
+from vitrail.models.parts.qv_bias import QV_IN_QKV
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 BLOCK = "layers.#.blocks.#."
@@ -35,20 +36,6 @@ def offsets_to_ours(parts: list[Tensor]) -> Tensor:
 
 
 OFFSETS = TensorTransform(offsets_to_ours, lambda table, _: [table.flip(1, 2).flatten(1).T])
-
-
-def qkv_bias_to_ours(parts: list[Tensor]) -> Tensor:
-    """torchvision has a bias of k, too, which it sets to zero in every pass."""
-    q_bias, _, v_bias = parts[0].chunk(3)
-    return torch.cat([q_bias, v_bias])
-
-
-def qv_bias_to_theirs(bias: Tensor, _: int) -> list[Tensor]:
-    q_bias, v_bias = bias.chunk(2)
-    return [torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])]
-
-
-QV_IN_QKV = TensorTransform(qkv_bias_to_ours, qv_bias_to_theirs)
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
