@@ -28,7 +28,7 @@ from vitrail.models.name_entries import TensorTransform, make_entry, make_same_n
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.same_padding import MaxPoolSame
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.stages import check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import WindowAttention, Windows
 
@@ -66,13 +66,8 @@ class NesTConfig:
 
 
 def make_levels(config: NesTConfig) -> tuple[Level, ...]:
-    (rows, columns), levels = pair(config.image_size), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        stride = config.patch_size * 2**stage
-        blocks = tuple(f"stages.{stage}.blocks.{number}" for number in range(depth))
-        grid = (rows // stride, columns // stride)
-        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
-    return tuple(levels)
+    strides = [config.patch_size * 2**stage for stage in range(len(config.stages))]
+    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "stages.{}.blocks.{}")
 
 
 class NesT(ImageModel):
