@@ -21,8 +21,13 @@ ATTENTIONS = {"attn_block": "window_attention", "attn_grid": "grid_attention"}  
 BATCH_NORMS = {"pre_norm": "pre_norm", "norm1": "conv_a.1", "norm2": "conv_b.1"}
 CONVOLUTIONS = {"conv1_1x1": "conv_a.0", "conv2_kxk": "conv_b.0", "conv3_1x1": "conv_c"}
 GATES = {f"se.fc{n}": f"squeeze_excitation.fc{n}" for n in (1, 2)}
-LAYERS = {"norm1": "attn_layer.0", "attn.proj": "attn_layer.1.merge", "norm2": "mlp_layer.0"}
-LAYERS |= {"mlp.fc1": "mlp_layer.1", "mlp.fc2": "mlp_layer.3"}
+LAYERS = {
+    "norm1": "attn_layer.0",
+    "attn.proj": "attn_layer.1.merge",
+    "norm2": "mlp_layer.0",
+    "mlp.fc1": "mlp_layer.1",
+    "mlp.fc2": "mlp_layer.3",
+}
 HEAD = {"head.norm": "classifier.2", "head.pre_logits.fc": "classifier.3", "head.fc": "classifier.5"}
 
 
@@ -126,6 +131,11 @@ def make_torchvision_table() -> tuple[NameEntry, ...]:
     return (*rows, *(make_entry(f"{b}.{part}", f"{a}.{part}") for a, b in norms.items() for part in BATCH_NORM_PARTS))
 
 
+def find_torchvision_crop(config: side.ConfigFields) -> float:  # noqa: ARG001  # the same for all
+    """The share of an image that torchvision's weights see."""
+    return 1.0
+
+
 SOURCES = (
     side.SourceNames(
         layout="timm",
@@ -158,7 +168,7 @@ SOURCES = (
         details={
             "ignored": r".*\.relative_position_index",
             "buffers": make_torchvision_buffers,
-            "crop": lambda _: 1.0,
+            "crop": find_torchvision_crop,
         },
     ),
 )
