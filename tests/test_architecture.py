@@ -133,8 +133,8 @@ def test_probes_are_few_and_have_a_reason() -> None:
 
 
 def test_cli_is_small() -> None:
-    """Most of it is help: nine tasks of `pretrain`, translation and captions have pages of their own."""
-    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 3600
+    """Most of it is help: nine tasks of `pretrain`, translation and captions have pages of their own; `models` compares."""
+    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 3650
 
 
 def test_imports_only_point_down() -> None:
