@@ -133,7 +133,7 @@ def test_probes_are_few_and_have_a_reason() -> None:
 
 
 def test_cli_is_small() -> None:
-    """Most of it is help: nine tasks of `pretrain`, translation and captions have pages of their own; `models` compares."""
+    """Most of it is help: nine tasks of `pretrain`, translation, captions and comparisons have texts of their own."""
     assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 3650
 
 
