@@ -291,6 +291,7 @@ def test_figures() -> None:
     assert {"filters", "attention_distance"} <= {each.name for each in figures.figures}
 
 
+@pytest.mark.slow
 def test_export_with_any_batch(tmp_path: Path) -> None:
     assert measure_export_difference(toy(), tmp_path) <= 1e-4
 

@@ -208,6 +208,7 @@ def test_figures() -> None:
     assert np.nanmax(distances[0]) < np.nanmin(distances[1])  # tokens at an interval are farther apart
 
 
+@pytest.mark.slow
 def test_export_with_any_batch(tmp_path: Path) -> None:
     assert measure_export_difference(toy(cooling=True, image_size=(64, 56)), tmp_path) <= 1e-4
 

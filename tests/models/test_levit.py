@@ -319,6 +319,7 @@ def test_maps_by_layer() -> None:
     assert {each.name for each in figures.figures} >= {"filters", "attention_distance", "alignment", "occlusion"}
 
 
+@pytest.mark.slow
 def test_export_with_any_batch(tmp_path: Path) -> None:
     assert measure_export_difference(toy(), tmp_path) <= 1e-4
 

@@ -172,6 +172,7 @@ def test_figures() -> None:
     assert {each.name for each in figures.figures} >= {"attention_distance", "patch_pca"}
 
 
+@pytest.mark.slow
 def test_export_with_any_batch(tmp_path: Path) -> None:
     """The only family that mixes whole windows."""
     assert measure_export_difference(toy(stages=(1, 1)), tmp_path) <= 1e-4
