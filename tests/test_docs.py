@@ -47,6 +47,7 @@ SLOW_EXAMPLES = (
     "train --task caption",
     "probe vit_fashion --data fashion",
     "models ViT-Ti/16 PVTv2-B0 --measure",
+    "caption runs/captions photos -o words --arrays",
     "probe runs/demo vit_fashion --data fashion",
 )  # the pages run these commands by default
 SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")

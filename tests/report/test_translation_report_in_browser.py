@@ -9,20 +9,21 @@ import pytest
 from support.browser_pages import COLOUR_SCHEMES, WINDOW_WIDTHS, find_page_faults, open_in_browser
 from support.toy_translators import make_translator
 
-from vitrail.report.translation_report import ExplainedSentence, explain_sentence_files
+from vitrail.report.translation_report import ExplainedSentence, explain_sentence, render_translation_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-EVIL = "</script><img src onerror=f()>"
+EVIL = "</script><i x>"
 OWN_SCRIPTS = "2 scripts"  # the numbers, and the script of the page
 
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExplainedSentence, Path]:
-    folder = tmp_path_factory.mktemp("page")
-    found, written = explain_sentence_files(make_translator(length=64), f"Der Hund läuft. {EVIL}", folder, beam=2)
-    return found, written[-1]
+    page = tmp_path_factory.mktemp("page") / "page.html"
+    found = explain_sentence(make_translator(length=24), f"Der Hund läuft. {EVIL}", beam=2)
+    page.write_text(render_translation_page(found), "utf-8")  # without its figures as files, which take seconds
+    return found, page
 
 
 @pytest.mark.parametrize(("width", "scheme"), list(product(WINDOW_WIDTHS, COLOUR_SCHEMES)))
