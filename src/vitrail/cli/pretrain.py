@@ -112,7 +112,7 @@ TASK_HELP = {
         summary="Predict a teacher's prototypes of another crop (DINO, Caron 2021).",
         about="The student receives large and small crops, the teacher only large ones; centring and a low temperature "
         "prevent collapse. The model of the run is the teacher's.",
-        option="--local-crops 2",
+        option="--local-crops 2 --local-size 16",
     ),
     "esvit": TaskHelp(
         summary="DINO for crops and for patches that match (EsViT, Li 2021).",
