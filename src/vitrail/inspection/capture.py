@@ -54,6 +54,7 @@ class AttentionCapture:
         self.values = dict[int, Tensor]()  # v: (B, H, N, K)
         self.head_outputs = dict[int, Tensor]()  # A·v, heads concatenated: (B, Nq, D)
         self.pool_shares: Tensor | None = None  # weight of each token in attention pooling: (B, N)
+        self.merge_weights: Tensor | None = None  # of each patch in each token that they are merged to: (B, M, n)
 
     @property
     def maps(self) -> list[Any]:
@@ -102,6 +103,7 @@ class AttentionCapture:
     def record_token_grid(self, layer: int, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Pre-hook of a layer: record its grid; in the first one and in those captured, the number of tokens, too."""
         given = bind_arguments(module, args, named)
+        self.merge_weights = self.merge_weights if layer else None  # of this pass
         count, grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
         if isinstance(module, TwoGridAttention) and grid is not None:
             self.reduced[layer] = module.reduce_grid(grid)
@@ -109,7 +111,7 @@ class AttentionCapture:
             count, grid = count + queries[0] * queries[1] - grid[0] * grid[1], queries
         if grid is not None:
             self.grids[layer] = grid
-        if layer and layer not in self.layers:
+        if (layer and layer not in self.layers) or self.merge_weights is not None:
             return
         prefix, self.grid = 0 if self.declared is None else self.declared.prefix, grid
         expected = 0 if grid is None else prefix + grid[0] * grid[1]
@@ -151,6 +153,12 @@ class AttentionCapture:
         shares = shares / shares.sum(-1, keepdim=True)  # undo rounding of half precision
         self.pool_shares = F.pad(shares, (self.token_count - shares.shape[1], 0))
 
+    @torch.no_grad()
+    def record_merger(self, module: Any, args: tuple[Tensor, ...]) -> None:
+        """Pre-hook of what merges patches: record the weight of each patch in each merged token."""
+        weights = module.weights(args[0]).float()
+        self.merge_weights = weights / weights.sum(-1, keepdim=True)  # undo rounding of half precision
+
 
 @contextmanager
 def capture_attention(
@@ -191,6 +199,9 @@ def capture_attention(
         if declared is not None and declared.attention_pool:
             pool = declared.get_submodule(declared.attention_pool)
             hooks.enter_context(pool.register_forward_pre_hook(captured.record_pool))
+        if declared is not None and declared.merging_module:
+            merger = declared.get_submodule(declared.merging_module)
+            hooks.enter_context(merger.register_forward_pre_hook(captured.record_merger))
         hooks.enter_context(force_eager(model))
         yield captured
 
@@ -318,6 +329,9 @@ def compute_classifier_token_weights(captured: AttentionCapture) -> Tensor:
     """Weight of each token in the input of the head, (B or 1, N): 1 for a class token, 1/n for averaged patches."""
     if captured.pool_shares is not None:
         return captured.pool_shares
+    if captured.merge_weights is not None:
+        merged = captured.merge_weights.shape[1]
+        return torch.full((1, merged), 1 / merged)
     shares = torch.zeros(1, captured.token_count)
     declared = captured.declared
     read = [] if declared is None else [declared.prefix_tokens.index(name) for name in declared.classifier_tokens]

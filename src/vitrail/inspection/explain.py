@@ -35,6 +35,7 @@ from vitrail.inspection.overlay import shrink_photo_and_box
 from vitrail.inspection.rollout import (
     HEAD_FUSIONS,
     HeadFusion,
+    Merger,
     fill_missing_queries,
     fuse_heads,
     multiply_row,
@@ -193,7 +194,8 @@ class Explainer:
             attention = [each.cpu().numpy() for each in captured.maps]  # each (B, H, N, N), or (B·W, H, m, m)
             shares = self.token_shares(captured, options.token)
             windows = [captured.windows.get(layer) for layer in captured.layers]
-            rows = compute_token_maps_by_layer(options, shares, attention, gradients, windows)
+            merger = self.find_merger(captured)
+            rows = compute_token_maps_by_layer(options, shares, attention, gradients, windows, merger)
         last = captured.layers[-1] if captured.layers else None
         if last in captured.reduced:
             return logits, rows, captured.reduced[last].keys
@@ -245,6 +247,13 @@ class Explainer:
             index += captured.prefix - self.model.prefix
         return np.eye(captured.token_count, dtype=np.float32)[index : index + 1]
 
+    def find_merger(self, captured: AttentionCapture) -> Merger | None:
+        """What merged the patches in the pass, before the first of the captured layers that come after it."""
+        if captured.merge_weights is None:
+            return None
+        before = sum(layer < self.model.merge_after for layer in captured.layers)
+        return Merger(before, captured.merge_weights.cpu().numpy())
+
     @torch.no_grad()
     def compute_norms(self, pixels: Tensor, layers: Sequence[int]) -> tuple[Tensor, NDArray[Any]]:
         """Norms of the patch tokens after the blocks of these layers; the last block computes all tokens."""
@@ -262,26 +271,35 @@ def compute_token_maps_by_layer(
     maps: Sequence[NDArray[Any]],
     gradients: Sequence[NDArray[Any]],
     windows: Sequence[Windows | None],
+    merger: Merger | None,
 ) -> list[list[NDArray[Any]]]:
     """What the token attends to, (B, N), in rows of layers and columns of heads.
 
-    Maps are (B, H, N, N), or (B·W, H, m, m) for attention within windows.
+    Maps are (B, H, N, N), or (B·W, H, m, m) for attention within windows. Attention between merged tokens is that to
+    the patches which they were merged from; before the merger, these are also what attends instead of merged tokens.
     """
     fuse = options.head if options.head in HEAD_FUSIONS else "mean"
+    tokens = [token] * len(maps)
+    if merger is not None and options.token == HEAD_TOKEN:
+        tokens[: merger.before] = [multiply_row(token, merger.weights)] * merger.before
     if options.method in ("attention", "heads"):
-        return [
+        rows = [
             [
-                multiply_row_in_windows(token, fill_rows(fuse_heads(one, fuse), token.shape[-1]), cut)
+                multiply_row_in_windows(row, fill_rows(fuse_heads(one, fuse), row.shape[-1]), cut)
                 for (one,) in separate_heads_if_all([each], options)
             ]
-            for each, cut in zip(maps, windows, strict=True)
+            for row, each, cut in zip(tokens, maps, windows, strict=True)
         ]
+        if merger is None:
+            return rows
+        late = [[multiply_row(each, merger.weights) for each in row] for row in rows[merger.before :]]
+        return rows[: merger.before] + late
     ends = range(1, len(maps) + 1) if options.layer == "all" else [len(maps)]
     if options.method == "grad-rollout":
-        return [[token_gradient_rollout(token, maps[:end], gradients[:end])] for end in ends]
+        return [[token_gradient_rollout(tokens[end - 1], maps[:end], gradients[:end], merger)] for end in ends]
     return [
         [
-            token_rollout(token, part, fuse, discard=options.discard)
+            token_rollout(tokens[end - 1], part, fuse, discard=options.discard, merger=merger)
             for part in separate_heads_if_all(maps[:end], options)
         ]
         for end in ends

@@ -91,6 +91,7 @@ def resolve_options(
         layer = resolve_index(parse_integer("layer", layer, ("all",)), len(layers) or len(list_blocks(model)), "layer")
     check_late_class_token(options, layer, layers)
     check_late_prefix(options, layer, model)
+    check_merged_tokens(options, layer, model)
     if method in ("rollout", "attention", "heads"):
         check_rows_sum_to_one(method, layer, layers, has_head=bool(model.config.classes))
     if method == "pool" and layer != len(layers) - 1:
@@ -170,6 +171,15 @@ def check_late_prefix(options: ExplainOptions, layer: int | Literal["all"], mode
         raise ConfigError(
             f"layer {layer} comes before the class token joins; expected {joins} to {count - 1}, or -1, or a patch as "
             "`token`: row,column"
+        )
+
+
+def check_merged_tokens(options: ExplainOptions, layer: int | Literal["all"], model: ImageModel) -> None:
+    """Refuse a patch as the query of layers after patches are merged."""
+    if model.merging_module and "," in options.token and (layer == "all" or layer >= model.merge_after):
+        raise ConfigError(
+            f"token {options.token!r} is not a query in layer {layer}: from layer {model.merge_after} on, patches are "
+            f"merged; use a layer from 0 to {model.merge_after - 1}, or leave the token out"
         )
 
 
