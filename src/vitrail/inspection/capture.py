@@ -335,8 +335,8 @@ def compute_classifier_token_weights(captured: AttentionCapture) -> Tensor:
     shares = torch.zeros(1, captured.token_count)
     declared = captured.declared
     read = [] if declared is None else [declared.prefix_tokens.index(name) for name in declared.classifier_tokens]
-    if read and declared is not None and captured.prefix > declared.prefix:  # a name stands for several: of regions
-        read = list(range(captured.prefix))
+    if read and declared is not None and captured.prefix > declared.prefix + declared.memory_tokens:
+        read = list(range(captured.prefix))  # a name stands for several: of regions
     indices = read or list(range(captured.prefix, captured.token_count))
     shares[:, indices] = 1 / len(indices)
     return shares

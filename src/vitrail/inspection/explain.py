@@ -39,6 +39,7 @@ from vitrail.inspection.rollout import (
     fill_missing_queries,
     fuse_heads,
     multiply_row,
+    normalise_rows,
     patch_map_from_row,
     token_gradient_rollout,
     token_rollout,
@@ -148,12 +149,13 @@ class Explainer:
             pixels = self.loaded.make_batch([opened_image])
         except DataError as error:  # which does not know the image's name
             raise DataError(f"{name!r}: {error}") from None
-        if options.method == "heads":
-            logits, rows, grid = self.compute_token_rows(pixels, options)
-            attention = np.stack(rows[0], axis=1)[0]  # (H, N)
-            maps = patch_map_from_row(attention, grid)[None, None]
+        attention = memory = None
+        if options.method == "norms":
+            logits, maps = self.compute_maps(pixels, options)
         else:
-            attention, (logits, maps) = None, self.compute_maps(pixels, options)
+            logits, rows, grid = self.compute_token_rows(pixels, options)
+            maps, memory = stack_maps(rows, grid), self.measure_memory(rows)
+            attention = np.stack(rows[0], axis=1)[0] if options.method == "heads" else None  # (H, N)
         if not np.isfinite(maps).all():
             raise VitrailError(NOT_FINITE_MESSAGE)
         prediction = asked = None
@@ -172,6 +174,7 @@ class Explainer:
             explained_class=asked,
             prediction=prediction,
             attention=attention,
+            memory=memory,
         )
 
     def compute_maps(self, pixels: Tensor, options: ExplainOptions) -> tuple[Tensor, NDArray[Any]]:
@@ -179,8 +182,14 @@ class Explainer:
         if options.method == "norms":
             return self.compute_norms(pixels, self.select_layers(options))
         logits, rows, grid = self.compute_token_rows(pixels, options)
-        maps = [np.stack([patch_map_from_row(each, grid) for each in row], axis=1) for row in rows]
-        return logits, np.stack(maps, axis=1)
+        return logits, stack_maps(rows, grid)
+
+    def measure_memory(self, rows: list[list[NDArray[Any]]]) -> NDArray[Any] | None:
+        """Share of the first image's attention on memory tokens, (layers, heads); None if the model has none."""
+        first, count = self.model.prefix, self.model.memory_tokens
+        if not count:
+            return None
+        return np.array([[normalise_rows(each[0])[first : first + count].sum() for each in row] for row in rows])
 
     def compute_token_rows(
         self, pixels: Tensor, options: ExplainOptions
@@ -263,6 +272,12 @@ class Explainer:
         per_block = max(1, len(self.layers) // (len(states) - 2))  # attention layers
         norms = [token_norms(states[layer // per_block + 1].float().cpu().numpy())[:, -h * w :] for layer in layers]
         return logits, np.stack(norms, axis=1).reshape(len(pixels), len(layers), 1, h, w)
+
+
+def stack_maps(rows: list[list[NDArray[Any]]], grid: tuple[int, int]) -> NDArray[Any]:
+    """The maps of all rows, (B, N), as one array: (B, layers, heads, h, w)."""
+    maps = [np.stack([patch_map_from_row(each, grid) for each in row], axis=1) for row in rows]
+    return np.stack(maps, axis=1)
 
 
 def compute_token_maps_by_layer(

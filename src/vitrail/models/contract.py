@@ -85,6 +85,7 @@ class ImageModel(Model):
     levels: tuple[Level, ...]  # from the finest grid to the coarsest
     sizes: ImageSizes
     prefix_tokens: tuple[str, ...] = ()  # tokens before the patches, by name: class, distill, register0, …
+    memory_tokens: int = 0  # tokens of each layer's own, between prefix and patches, that only its attention reads
     prefix_level: int = 0  # the level, from 0, that the prefix tokens join at
     heads: tuple[tuple[str, str], ...] = ()  # what each head reads (a token, mean, map) and its module; () if no head
     classifier_tokens: tuple[str, ...] = ()  # prefix tokens that the output is the mean of; (): all patches
