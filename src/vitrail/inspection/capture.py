@@ -20,7 +20,7 @@ from vitrail.layers.positions import Grid
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.contract import ImageModel, find_image_model, unwrap_compiled
 from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
-from vitrail.models.parts.windows import WindowAttention, Windows
+from vitrail.models.parts.windows import WindowAttention, WindowMixing, Windows
 
 AnyAttention = Attention | AttentionLayer
 # called with probabilities (B, H, Nq, N) and the grid of patches; with those within windows, (B·W, H, m, m), and the
@@ -46,6 +46,7 @@ class AttentionCapture:
         self.grid: Grid | None = None if self.declared is None else self.declared.grid  # of the last layer recorded
         self.grids = dict[int, Grid]()  # of all layers, also of those whose maps are not captured
         self.windows = dict[int, Windows]()  # of layers that attend within windows; their maps are (B·W, H, m, m)
+        self.window_maps = dict[int, Tensor]()  # of layers whose windows attend to each other: (B, H, W, W)
         self.reduced = dict[int, ReducedGrid]()  # of layers with fewer keys or queries; their maps are (B, H, n, k)
         self.token_count = 0
         self.late_tokens = 0  # tokens, the first ones, that join after some layers: CaiT's class token
@@ -140,6 +141,13 @@ class AttentionCapture:
         place = self.windows.get(layer) or self.reduced.get(layer)
         self.maps_by_layer[layer] = weights if self.keep is None else self.keep(weights, place or self.patch_grid)
 
+    @torch.no_grad()
+    def record_windows(self, layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Pre-hook of attention between windows: record its probabilities."""
+        with torch.autocast(args[0].device.type, enabled=False):
+            weights = attention_weights(args[0].float(), args[1].float())
+        self.window_maps[layer] = weights if self.heads is None else weights[:, self.heads[layer]]
+
     def record_head_outputs(self, layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
         """Pre-hook of a layer's output projection: record the heads' outputs."""
         # with frozen weights nothing requires a gradient yet: it starts here
@@ -192,6 +200,8 @@ def capture_attention(
             hooks.enter_context(
                 found[layer].register_forward_pre_hook(partial(captured.record_layer, layer), with_kwargs=True)
             )
+            if (mixing := find_window_mixing(found[layer])) is not None:
+                hooks.enter_context(mixing.register_forward_pre_hook(partial(captured.record_windows, layer)))
             if gradients:
                 hooks.enter_context(
                     found[layer].proj.register_forward_pre_hook(partial(captured.record_head_outputs, layer))
@@ -281,6 +291,11 @@ def find_outermost_layers(module: nn.Module) -> list[AnyAttention]:
     if isinstance(module, Attention | AttentionLayer):
         return [module]
     return [layer for child in module.children() for layer in find_outermost_layers(child)]
+
+
+def find_window_mixing(layer: AnyAttention) -> WindowMixing | None:
+    """The part of a layer in which windows attend to each other; None if they do not."""
+    return next((part for part in layer.children() if isinstance(part, WindowMixing)), None)
 
 
 def why_no_attention_maps(model: nn.Module) -> str:

@@ -101,16 +101,16 @@ class Explainer:
         Parameters
         ----------
         method
-            grad-rollout, rollout, attention, heads, pool or norms. The default is grad-rollout for a model with
-            classes, rollout if `head` or `discard` is given, heads if `mass` is given, and attention for a model whose
-            layers do not share a grid.
+            grad-rollout, rollout, attention, heads, windows, pool or norms. The default is grad-rollout for a model
+            with classes, rollout if `head` or `discard` is given, heads if `mass` is given, and attention for a model
+            whose layers do not share a grid.
         layer
             Layer from 0, -1 for the last, or "all"; a rollout goes up to it.
         head
             Head from 0; "mean", "max" or "min" of all heads; or "all", each in its own map.
         token
             The token that attends: "head" (what the classifier reads), "class", "distill", "register0", or a patch as
-            "ROW,COLUMN".
+            "ROW,COLUMN"; for windows a window.
         of_class
             The class to explain, by number or name; by default the top class.
         discard
@@ -196,6 +196,8 @@ class Explainer:
     ) -> tuple[Tensor, list[list[NDArray[Any]]], tuple[int, int]]:
         """Logits, the attention to all tokens, (B, N), in rows of layers and columns of heads, and the grid."""
         logits, captured, gradients = self.run_with_capture(pixels, options)
+        if options.method == "windows":
+            return logits, *compute_window_rows(captured, options)
         if options.method == "pool":
             assert captured.pool_shares is not None  # resolve_options checks it
             rows = [[captured.pool_shares.cpu().numpy()]]
@@ -280,6 +282,17 @@ def stack_maps(rows: list[list[NDArray[Any]]], grid: tuple[int, int]) -> NDArray
     return np.stack(maps, axis=1)
 
 
+def compute_window_rows(
+    captured: AttentionCapture, options: ExplainOptions
+) -> tuple[list[list[NDArray[Any]]], tuple[int, int]]:
+    """The attention to all windows, (B, W), of one of them or on average, and their grid."""
+    layer = captured.layers[-1]
+    grid, maps = captured.windows[layer].counts, captured.window_maps[layer].cpu().numpy()
+    index, every = find_token_index(options.token, (), grid, "window"), np.eye(maps.shape[-1], dtype=maps.dtype)
+    row = every.mean(0, keepdims=True) if index is None else every[index : index + 1]
+    return compute_token_maps_by_layer(options, row, [maps], [], [None], None), grid
+
+
 def compute_token_maps_by_layer(
     options: ExplainOptions,
     token: NDArray[Any],
@@ -297,7 +310,7 @@ def compute_token_maps_by_layer(
     tokens = [token] * len(maps)
     if merger is not None and options.token == HEAD_TOKEN:
         tokens[: merger.before] = [multiply_row(token, merger.weights)] * merger.before
-    if options.method in ("attention", "heads"):
+    if options.method in ("attention", "heads", "windows"):
         rows = [
             [
                 multiply_row_in_windows(row, fill_rows(fuse_heads(one, fuse), row.shape[-1]), cut)

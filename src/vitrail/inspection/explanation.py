@@ -92,12 +92,13 @@ class Explanation:
             by_class = self.options.method == "grad-rollout"
             meaning = "contribute most to the class" if by_class else "receive the most attention"
             scale = "from 0 (1 is uniform attention)"
+        places = "windows" if self.options.method == "windows" else "patches"
         return CaptionedFigure(
             name=figure_name(self.name, self.options.method),
             title=f"{name}: {method}",
             caption=f"{method[0].upper()}{method[1:]} of {name}"
             + f" ({probability})" * bool(probability)
-            + f". Colours are bright where patches {meaning}. The scale is linear, {scale} to the 95 % quantile."
+            + f". Colours are bright where {places} {meaning}. The scale is linear, {scale} to the 95 % quantile."
             + self.memory_sentence,
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box), **self.memory_arrays},
             draw=lambda: self.render(" · ".join(filter(None, (probability, method)))),
