@@ -54,9 +54,9 @@ class MergedViT(ImageModel):
 
     config: PatchMergerConfig
     final_norm = ""  # `norm` is of merged tokens
+    merging_module = "merger"
     first_filters = "patch_embed.proj.weight"
     no_tokens_reason = "its merged tokens have no place in the image"
-    no_maps_reason = "after its merger, tokens have no place in the image"
     no_masking_reason = "after its merger, there is no token per patch"
 
     def __init__(self, config: PatchMergerConfig) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
+from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
@@ -29,7 +29,7 @@ from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.windows import OffsetBias, TokenWindows, WindowAttention
+from vitrail.models.parts.windows import OffsetBias, TokenWindows, WindowAttention, WindowMixing
 
 NORM_EPS = 1e-6
 MAP_NORM_EPS = 1e-5  # of norms between convolutions
@@ -265,6 +265,7 @@ class RegionAttention(WindowAttention):
 
     def __init__(self, width: int, heads: int, window: int, *, dropout: float = 0.0) -> None:
         super().__init__(width, heads, pair(window), OffsetBias(heads, pair(window)), dropout=dropout)
+        self.mixing = WindowMixing(dropout)
 
     def cut(self, grid: Grid) -> TokenWindows:
         return TokenWindows(grid, self.window)
@@ -272,7 +273,7 @@ class RegionAttention(WindowAttention):
     def mix_regions(self, regions: Tensor) -> Tensor:
         """(B, R, D) → (B, R, D)"""
         q, k, v, _ = SelfAttention.project(self, regions)
-        return self.proj(merge_heads(attention(q, k, v, dropout=self.dropout if self.training else 0.0)))
+        return self.proj(merge_heads(self.mixing(q, k, v)))
 
     def project(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None

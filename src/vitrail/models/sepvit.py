@@ -27,7 +27,7 @@ from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.windows import TokenWindows, WindowAttention, Windows
+from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows
 
 NORM_EPS = 1e-6
 WINDOW_NORM_EPS = 1e-5
@@ -200,6 +200,7 @@ class SeparableAttention(WindowAttention):
         super().__init__(width, heads, window, dropout=dropout)
         self.win_tokens_norm = nn.LayerNorm(width, WINDOW_NORM_EPS)
         self.window_qk = nn.Linear(width, 2 * width)
+        self.mixing = WindowMixing(dropout)
 
     def cut(self, grid: Grid) -> TokenWindows:
         return TokenWindows(grid, (min(self.window[0], grid[0]), min(self.window[1], grid[1])))
@@ -218,15 +219,16 @@ class SeparableAttention(WindowAttention):
     ) -> Tensor:
         q, k, v, mask = self.project(x, grid, mask, queries)
         assert grid is not None
-        windows, rate = self.cut(grid), self.dropout if self.training else 0.0
-        y = windows.split(x) + merge_heads(attention(q, k, v, mask, rate))  # (B·W, 1 + m, D)
+        windows = self.cut(grid)
+        inside = attention(q, k, v, mask, self.dropout if self.training else 0.0)
+        y = windows.split(x) + merge_heads(inside)  # (B·W, 1 + m, D)
         count, size = math.prod(windows.counts), math.prod(windows.size)
         tokens, places = y[:, 0].unflatten(0, (-1, count)), y[:, 1:]
         q, k = self.project_windows(tokens)
         whole = (
             places.unflatten(0, (-1, count)).unflatten(3, (self.heads, -1)).permute(0, 3, 1, 2, 4)
         )  # (B, H, W, m, K)
-        mixed = attention(q, k, whole.flatten(3), dropout=rate)  # (B, H, W, m·K)
+        mixed = self.mixing(q, k, whole.flatten(3))  # (B, H, W, m·K)
         mixed = mixed.unflatten(3, (size, -1)).permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 1)  # (B·W, m, D)
         return self.proj(Windows(grid, windows.size).join(mixed + places))
 

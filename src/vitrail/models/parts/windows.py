@@ -194,6 +194,17 @@ class WindowAttention(SelfAttention):
         return self.cut(grid).join(self.proj(y))
 
 
+class WindowMixing(nn.Module):
+    """Attention of windows to each other, a module so that its weights can be captured: (B, H, W, V) → (B, H, W, V)."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, dropout=self.dropout if self.training else 0.0)
+
+
 class MaskedWindowAttention(WindowAttention):
     """Attention within windows, in which no token attends to the padding of its window."""
 
