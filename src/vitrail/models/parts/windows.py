@@ -120,6 +120,13 @@ class OffsetBias(nn.Module):
         return look_up_offsets(self.table, size)
 
 
+def init_offset_biases(model: nn.Module) -> None:
+    """Draw the tables of all biases by offset."""
+    for module in model.modules():
+        if isinstance(module, OffsetBias):
+            nn.init.trunc_normal_(module.table, std=0.02)
+
+
 def mirror_offsets(table: Tensor) -> Tensor:
     """A table by offset from one by distance in rows and columns: (H, r, c) → (H, 2r−1, 2c−1)."""
     table = torch.cat([table[:, 1:].flip(1), table], dim=1)
