@@ -1,6 +1,7 @@
 """RegionViT: the authors' logits, regions and masks by explicit loops, files both ways, inspection, errors."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from support.family_checks import (
 from support.layout_round_trip import check_round_trip
 from support.noisy_weights import add_weight_noise
 from support.reference_logits import read_reference
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoint import read
@@ -194,13 +195,14 @@ def test_maps_between_regions() -> None:
     subject = vitrail.Explainer(model, preprocessing=vitrail.Preprocessing(image_size=(48, 32)))
     pixels, seen = subject.loaded.make_batch([PHOTO]), dict[int, Tensor]()
     blocks = [model.get_submodule(name) for name in model.sequence]
-    hooks = [
-        each.register_forward_pre_hook(lambda _, given, n=n: seen.update({n: given[0]}))
-        for n, each in enumerate(blocks)
-    ]
-    model(pixels)
-    for hook in hooks:
-        hook.remove()
+
+    def record(block: nn.Module, given: tuple[Any, ...]) -> None:
+        seen[blocks.index(block)] = given[0]
+
+    with ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_pre_hook(record))
+        model(pixels)
     for layer, (count, heads, grid) in enumerate([(6, 2, (3, 2)), (2, 4, (2, 1)), (2, 4, (2, 1))]):
         y = blocks[layer].norm0(seen[layer][0, :count])  # the region tokens come first
         q, k, _ = blocks[layer].attn.qkv(y).unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)

@@ -202,7 +202,7 @@ def test_maps_between_windows() -> None:
     np.testing.assert_allclose(
         subject.explain(PHOTO, "windows", layer=1, head=1, token="1,0").map.ravel(), expected[1, 1], rtol=1e-3
     )
-    refused = {
+    refused: dict[Any, str] = {
         -1: "layer 3: its windows do not attend to each other; expected one of 0, 1, 2$",
         "all": "layer 'all' is",
     }
