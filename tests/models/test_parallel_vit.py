@@ -167,7 +167,7 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
         write(ParallelViT(replace(TOY, branches=3)), tmp_path / "theirs.pth", "timm")
     with pytest.raises(CheckpointError, match="prefix_positions is True, which deit cannot represent"):
         write(ParallelViT(TOY), tmp_path / "theirs.pth", "deit")
-    with pytest.raises(ConfigError, match="ParallelViT has its own kind of blocks, which do not support merged tokens"):
+    with pytest.raises(ConfigError, match="ParallelViT has its own kind of blocks, so that it cannot merge tokens"):
         add_token_merging(ParallelViT(TOY), 1)
 
 
