@@ -82,11 +82,9 @@ class Swin(StagedModel):
         for stage, (level, depth) in enumerate(zip(self.levels, config.stages, strict=True)):
             blocks, hidden = nn.ModuleList(), round(config.mlp_ratio * level.width)
             for number in range(depth):
-                rates = {
-                    "dropout": config.dropout,
-                    "stochastic_depth": scale_rate(config.stochastic_depth, count + number, total),
-                }
-                block = kind(level.width, config.heads[stage], hidden, norm_eps=NORM_EPS, **rates)
+                rate = scale_rate(config.stochastic_depth, count + number, total)
+                width, heads, dropout = level.width, config.heads[stage], config.dropout
+                block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=dropout, stochastic_depth=rate)
                 block.attn = make_attention(config, stage, level.grid, shifted=number % 2 == 1)
                 blocks.append(block)
             count += depth
