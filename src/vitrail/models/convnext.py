@@ -26,8 +26,9 @@ from vitrail.models.name_entries import IDENTITY, NameEntry, TensorTransform, ma
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.convnet import ConvNet
 from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.hf_names import make_hf_heading
 from vitrail.models.parts.stages import check_stages
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
+from vitrail.models.parts.tensor_shapes import count_stage_blocks, describe_stages, get_tensor_shape
 
 NORM_EPS, KERNEL = 1e-6, 7
 
@@ -174,16 +175,10 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     _, channels, patch, _ = get_tensor_shape(shapes, "stem.0.weight", 4)
     stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0.norm.weight" for stage in range(len(stages))]
-    fields = {
-        "image_size": (224, 224),
-        "patch_size": patch,
-        "channels": channels,
-        "classes": count_classes(shapes, "head.fc.weight"),
-        "stages": stages,
-        "widths": tuple(get_tensor_shape(shapes, name, 1)[0] for name in first),
-        "layer_scale": ConvNeXtConfig().layer_scale,  # its initial value is not in the weights
-    }
-    return side.InferredConfig(fields=fields)
+    widths = tuple(get_tensor_shape(shapes, name, 1)[0] for name in first)
+    fields = describe_stages(shapes, channels, stages, widths, "head.fc.weight")
+    initial = ConvNeXtConfig().layer_scale  # its initial value is not in the weights
+    return side.InferredConfig(fields=fields | {"patch_size": patch, "layer_scale": initial})
 
 
 def has_convolutions_for_mlps(config: side.ConfigFields) -> bool:
@@ -204,12 +199,7 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
-    size = config["image_size"]
-    return {
-        "architectures": ["ConvNextForImageClassification" if config["classes"] else "ConvNextModel"],
-        "model_type": "convnext",
-        "image_size": size[0] if size[0] == size[1] else size,
-        "num_channels": config["channels"],
+    return make_hf_heading(config, "convnext", "ConvNext") | {
         "patch_size": config["patch_size"],
         "num_stages": len(config["stages"]),
         "depths": config["stages"],

@@ -28,7 +28,12 @@ from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
+from vitrail.models.parts.tensor_shapes import (
+    count_stage_blocks,
+    describe_stages,
+    find_published_heads,
+    get_tensor_shape,
+)
 
 NORM_EPS = 1e-5
 
@@ -244,17 +249,9 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     stages = count_stage_blocks(shapes, r"stage(\d+)\.", r"stage{}\.blocks\.(\d+)\.", first=0)
     hidden = [get_tensor_shape(shapes, f"stage{n}.blocks.0.mlp.fc1.weight", 2) for n in range(len(stages))]
     widths = tuple(shape[1] for shape in hidden)
-    fields = {
-        "image_size": (224, 224),
-        "stride": (kernel + 1) // 2,
-        "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
-        "stages": stages,
-        "widths": widths,
-        "mlp_ratio": hidden[0][0] / hidden[0][1],
-    }
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    fields = {"stride": (kernel + 1) // 2, "mlp_ratio": hidden[0][0] / hidden[0][1]}
+    common = describe_stages(shapes, channels, stages, widths)
+    return side.InferredConfig(fields=common | fields | find_published_heads(PRESETS, widths))
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from vitrail.models.family import Family
 from vitrail.models.name_entries import THREE_PARTS, NameEntry, TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts.convnet_names import BATCH_NORM_PARTS, make_preset_card
 from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.hf_names import make_hf_heading
 from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 from vitrail.models.parts.windows import WindowAttention, Windows
@@ -337,12 +338,7 @@ def make_authors_table() -> tuple[NameEntry, ...]:
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
-    size = config["image_size"]
-    return {
-        "architectures": ["MobileViTForImageClassification" if config["classes"] else "MobileViTModel"],
-        "model_type": "mobilevit",
-        "image_size": size[0] if size[0] == size[1] else size,
-        "num_channels": config["channels"],
+    return make_hf_heading(config, "mobilevit", "MobileViT") | {
         "patch_size": 2,
         "hidden_sizes": config["token_widths"][2:],
         "neck_hidden_sizes": [config["stem_width"], *config["widths"], FINAL_RATIO * config["widths"][-1]],

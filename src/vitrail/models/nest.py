@@ -31,7 +31,12 @@ from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.same_padding import MaxPoolSame
 from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
+from vitrail.models.parts.tensor_shapes import (
+    count_stage_blocks,
+    describe_stages,
+    find_published_heads,
+    get_tensor_shape,
+)
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 NORM_EPS = 1e-6
@@ -205,16 +210,9 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     tables = [get_tensor_shape(shapes, f"stages.{stage}.pos_embed", 4) for stage in range(len(stages))]
     widths = tuple(table[1] for table in tables)
-    fields = {
-        "image_size": (tables[0][2] * patch, tables[0][3] * patch),
-        "patch_size": patch,
-        "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
-        "stages": stages,
-        "widths": widths,
-    }
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    fields = {"image_size": (tables[0][2] * patch, tables[0][3] * patch), "patch_size": patch}
+    common = describe_stages(shapes, channels, stages, widths)
+    return side.InferredConfig(fields=common | fields | find_published_heads(PRESETS, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:

@@ -25,7 +25,12 @@ from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
 from vitrail.models.parts.stages import StagedModel, check_stages, make_stage_levels, unflatten_map
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
+from vitrail.models.parts.tensor_shapes import (
+    count_stage_blocks,
+    describe_stages,
+    find_published_heads,
+    get_tensor_shape,
+)
 from vitrail.models.parts.windows import MaskedWindowAttention
 
 NORM_EPS = 1e-6
@@ -152,19 +157,13 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     stages = count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
     numbers = range(len(stages))
     widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
-    fields = {
-        "image_size": (224, 224),
+    fields = describe_stages(shapes, channels, stages, widths) | {
         "patch_size": patch,
-        "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
-        "stages": stages,
-        "widths": widths,
         "windows": (7,) * len(stages),
         "reductions": tuple(shapes.get(f"blocks.{stage}.1.attn.sr.weight", (1,))[-1] for stage in numbers),
         "mlp_ratio": get_tensor_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
     }
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | find_published_heads(PRESETS, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:

@@ -64,6 +64,17 @@ HF_SWIGLU = (
 HF_SUPPORTED = {name: SUPPORTED[name] for name in ("class_token", "pool", "positions", "positions_at")}
 
 
+def make_hf_heading(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+    """What the config.json of every image model has."""
+    size, ending = config["image_size"], "ForImageClassification" if config["classes"] else "Model"
+    return {
+        "architectures": [class_name + ending],
+        "model_type": model_type,
+        "image_size": size[0] if size[0] == size[1] else size,
+        "num_channels": config["channels"],
+    }
+
+
 def make_hf_card(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
     width, size, patch = config["width"], config["image_size"], config["patch_size"]
     ending = "ForImageClassificationWithTeacher" if config.get("distilled") else "ForImageClassification"

@@ -19,6 +19,7 @@ from vitrail.models.name_entries import (
     make_entry,
     make_same_name_entries,
 )
+from vitrail.models.parts.hf_names import make_hf_heading
 from vitrail.models.parts.qv_bias import QV_IN_QKV
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
@@ -106,12 +107,8 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
-    size, name = config["image_size"], "Swin" if config["version"] == 1 else "Swinv2"
-    return {
-        "architectures": [f"{name}ForImageClassification" if config["classes"] else f"{name}Model"],
-        "model_type": name.lower(),
-        "image_size": size[0] if size[0] == size[1] else size,
-        "num_channels": config["channels"],
+    name = "Swin" if config["version"] == 1 else "Swinv2"
+    return make_hf_heading(config, name.lower(), name) | {
         "window_size": find_one_window(config, "transformers"),
         **describe_sizes(config, "transformers"),
         "qkv_bias": True,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from vitrail.errors import CheckpointError
 from vitrail.models.checkpoint_side import TensorShapes
@@ -29,3 +30,16 @@ def count_stage_blocks(shapes: TensorShapes, stage: str, block: str, first: int 
     """Number of blocks in each stage, from the numbers in the names; stages are counted from `first`."""
     stages = count_distinct_numbers_in_names(shapes, stage)
     return tuple(count_distinct_numbers_in_names(shapes, block.format(n)) for n in range(first, first + stages))
+
+
+def describe_stages(
+    shapes: TensorShapes, channels: int, stages: tuple[int, ...], widths: tuple[int, ...], head: str = "head.weight"
+) -> dict[str, Any]:
+    """Fields of every model of stages; its weights do not tell the image size."""
+    classes = count_classes(shapes, head)
+    return {"image_size": (224, 224), "channels": channels, "classes": classes, "stages": stages, "widths": widths}
+
+
+def find_published_heads(presets: Mapping[str, Any], widths: tuple[int, ...]) -> dict[str, Any]:
+    """The field `heads` of the published model of these widths, since weights do not tell; nothing for other widths."""
+    return next(({"heads": each.heads} for each in presets.values() if each.widths == widths), {})
