@@ -61,9 +61,10 @@ notebook: setup  ## after changing examples/first_steps.py: writes the notebook 
 	$(BIN)/jupytext --to ipynb examples/first_steps.py
 
 KEEP_FREED_MEMORY = MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184
-bench: setup  ## throughput, DeiT's variants, the cost of a teacher and of looking inside, predicting, decoding, loading and images, interleaved
+bench: setup  ## throughput, of other architectures too, DeiT's variants, the cost of a teacher and of looking inside, predicting, decoding, loading and images, interleaved
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/throughput.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/deit_variants.py
+	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/families.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/distillation.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/pretraining.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/inspection.py

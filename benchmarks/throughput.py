@@ -105,8 +105,8 @@ def make_inference_step(model: nn.Module, batch: int, pixels: int = 224) -> Step
     return step
 
 
-def make_training_step(model: nn.Module, batch: int) -> Step:
-    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
+def make_training_step(model: nn.Module, batch: int, pixels: int = 224) -> Step:
+    images, labels = torch.randn(batch, 3, pixels, pixels), torch.randint(1000, (batch,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train()
 

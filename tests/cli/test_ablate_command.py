@@ -213,6 +213,7 @@ def test_row_that_diverges_is_a_result_and_the_others_continue(
     assert "failed" in json.loads(Path("out/table.json").read_text())["rows"][1]["runs"][0]
 
 
+@pytest.mark.slow
 def test_several_processes_train_the_rows_in_turn() -> None:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vitrail"]
     words = shlex.split(f"ablate {TINY} --without flip --out out")

@@ -117,10 +117,10 @@ def test_dry_run_reports_the_time_and_writes_nothing(photos: Path, capsys: pytes
 
 
 def test_time_budget_fixes_the_number_of_steps(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(f"--data photos {TINY} --batch 4 --minutes 0.1 --out run --eval-every 0")
+    train(f"--data photos {TINY} --batch 4 --minutes 0.05 --out run --eval-every 0")
     plan = json.loads(Path("run/run.json").read_text())
     assert plan["steps"] > 10
-    assert plan["recipe"]["minutes"] == 0.1
+    assert plan["recipe"]["minutes"] == 0.05
     records = RunFolder(Path("run")).read_records()
     assert records[-1]["step"] == plan["steps"]
     with pytest.raises(VitrailError, match=r"add at least .* to `minutes`"):

@@ -88,6 +88,7 @@ def test_valid_options(options: dict[str, Any], expected: dict[str, Any]) -> Non
         ({"discard": -0.1}, "discard is -0.1"),
         ({"discard": float("nan")}, "discard is nan"),
         ({"method": "pool"}, "method 'pool' needs a model with attention pooling"),
+        ({"method": "windows"}, "method 'windows' is undefined for this model: it has no windows that attend to each"),
         ({"token": "2,0"}, "token is '2,0'; expected one of head, class, or a patch as row,column from 0,0 to 1,2"),
         ({"token": "0,3"}, "token is '0,3'; expected"),
         ({"token": "-1,0"}, "token is '-1,0'; expected"),
@@ -232,7 +233,7 @@ def test_descriptions_and_titles() -> None:
     assert ExplainOptions().description == "rollout"
     assert ExplainOptions(token="1,2").description == "rollout from patch 1,2"
     assert ExplainOptions(method="attention", token="distill").description == "attention from the distill token"
-    assert EXPLAIN_METHODS == ("rollout", "grad-rollout", "attention", "heads", "pool", "norms")
+    assert EXPLAIN_METHODS == ("rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms")
 
 
 def test_default_method() -> None:

@@ -50,6 +50,7 @@ def test_random_weights_are_not_on_the_anti_diagonal() -> None:
     assert score.share < 0.5
 
 
+@pytest.mark.slow
 def test_trained_attention_is_on_the_anti_diagonal_for_95_percent_of_the_tokens() -> None:
     """After half of the recipe's 12 epochs."""
     score = score_reversal(train_reversal(epochs=7), make_reversal()[1][:200])

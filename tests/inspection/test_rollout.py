@@ -13,6 +13,7 @@ from vitrail.errors import ConfigError
 from vitrail.inspection.capture import capture_attention, compute_classifier_token_weights
 from vitrail.inspection.rollout import (
     HEAD_FUSIONS,
+    Merger,
     attention_rollout,
     discard_smallest,
     fill_missing_queries,
@@ -140,6 +141,24 @@ def test_gradient_rollout_matches_a_loop() -> None:
     np.testing.assert_allclose(gradient_rollout(list(maps), list(gradients)), expected, atol=1e-12)
     against = gradient_rollout(list(maps), [-np.abs(each) for each in gradients])
     np.testing.assert_array_equal(against, EYE)  # nothing supports the class
+
+
+def test_a_merger_is_a_factor_without_the_identity() -> None:
+    """Two layers of all tokens, then two of the three tokens that they are merged into."""
+    random = np.random.default_rng(3)
+    early, late = list(random_maps(2, HEADS)), list(random.dirichlet(np.ones(3), (2, HEADS, 3)))
+    weights, token = random.dirichlet(np.ones(TOKENS), 3), np.array([0.2, 0.3, 0.5])
+    merger, maps = Merger(2, weights), [*early, *late]
+    expected = token @ attention_rollout(late) @ weights @ attention_rollout(early)
+    np.testing.assert_allclose(token_rollout(token, maps, merger=merger), expected, atol=1e-12)
+    assert expected.sum() == pytest.approx(1)
+    np.testing.assert_allclose(
+        token_rollout(EYE[0], early, merger=merger), attention_rollout(early)[0], atol=1e-12
+    )  # up to a layer before it
+    gradients = [random.normal(size=each.shape) for each in maps]
+    relevance = gradient_rollout(late, gradients[2:]) @ weights @ gradient_rollout(early, gradients[:2]) - weights
+    found = token_gradient_rollout(token, maps, gradients, merger)
+    np.testing.assert_allclose(found, token @ relevance, atol=1e-12)
 
 
 def test_discard() -> None:

@@ -1,9 +1,11 @@
 """Learnable memory: old logits to the bit, the task token by explicit attention, what is trained, files and errors."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.family_checks import measure_export_difference
@@ -13,6 +15,9 @@ from torch import Tensor
 import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.errors import ConfigError
+from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.explain_files import check_by_occlusion
+from vitrail.layers.attention import SelfAttention
 from vitrail.models.memory_vit import MemoryViT, add_memory
 from vitrail.models.vit import ViT, ViTConfig
 
@@ -49,7 +54,9 @@ def test_the_task_token_attends_to_all_tokens_and_to_memory() -> None:
     block, x = model.blocks[1], torch.randn(1, 8, 16)
     task, old = x[:, 1:2], torch.cat([x[:, :1], x[:, 2:]], dim=1)
     everything = torch.cat([task, old, block.memory], dim=1)  # (1, 12, 16)
-    expected = task + block.attn(block.norm1(everything))[:, :1]
+    plain = SelfAttention(16, 2)
+    plain.load_state_dict(block.attn.state_dict())
+    expected = task + plain(block.norm1(everything))[:, :1]
     expected = expected + block.mlp(block.norm2(expected))
     torch.testing.assert_close(block(x)[:, 1:2], expected)
 
@@ -122,6 +129,103 @@ def test_deit_is_extended_and_other_models_are_refused() -> None:
             add_memory(model, 2, 3)
     with pytest.raises(ConfigError, match="memory is 0; expected more than 0"):
         add_memory(ViT(TOY), 0, 3)
+
+
+PHOTOS = [np.random.default_rng(n).random((16, 24, 3)) for n in range(2)]
+
+
+@pytest.fixture(scope="module")
+def subject() -> Any:
+    """An explainer, and the weights of its layers for the first photo, (H, 12, 12): class, task, memory, patches."""
+    torch.manual_seed(0)
+    vit, model = make()
+    explainer = vitrail.Explainer(model, preprocessing=vitrail.Preprocessing(image_size=(16, 24)))
+    (x, _), maps = model.embed(explainer.loaded.make_batch(PHOTOS[:1])), list[Tensor]()
+    for block in model.blocks:
+        seen = block.norm1(torch.cat([x[:, :2], block.memory, x[:, 2:]], dim=1))
+        q, k, _ = block.attn.qkv(seen).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.mT)[0] / 8**0.5
+        weights = torch.eye(12).repeat(2, 1, 1)  # memory keeps what it gets
+        weights[:, 1] = scores[:, 1].softmax(-1)
+        old = [0, *range(6, 12)]  # neither the task token nor memory
+        for query in old:
+            weights[:, query, 1:6] = 0
+            weights[:, query, old] = scores[:, query, old].softmax(-1)
+        maps.append(weights.detach())
+        x = block(x)
+    return explainer, vit, torch.stack(maps)
+
+
+@torch.no_grad()
+def test_maps_of_the_task_token_have_memory_and_the_others_are_of_the_old_vit(subject: Any) -> None:
+    explainer, vit, expected = subject
+    pixels = explainer.loaded.make_batch(PHOTOS[:1])
+    with capture_attention(explainer.model) as captured, capture_attention(vit) as old:
+        explainer.model(pixels)
+        vit(pixels)
+    found = torch.stack(captured.maps)[:, 0]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found.sum(-1), torch.ones(3, 2, 12))
+    rows = [0, *range(6, 12)]
+    torch.testing.assert_close(found[:, :, rows][..., rows], torch.stack(old.maps)[:, 0])
+    assert captured.prefix == 6
+
+
+def test_attention_and_the_share_of_memory(subject: Any) -> None:
+    explainer, _, weights = subject
+    found = explainer.explain(PHOTOS[0], "attention", layer="all", head="all")
+    task = weights[:, :, 1].numpy()  # (L, H, 12)
+    patches = task[..., 6:] / task[..., 6:].sum(-1, keepdims=True)
+    np.testing.assert_allclose(found.maps, patches.reshape(3, 2, 2, 3), rtol=1e-4)
+    np.testing.assert_allclose(found.memory, task[..., 2:6].sum(-1), rtol=1e-4)
+    assert found.titles[1][0] == f"layer 1, head 0, memory {task[1, 0, 2:6].sum():.0%}"
+    assert f"On average, {task[..., 2:6].sum(-1).mean():.1%} of the attention is on memory" in found.figure.caption
+    patch = explainer.explain(PHOTOS[0], "heads", layer=1, token="1,0")
+    seen = weights[1, :, 9, 6:].numpy()
+    np.testing.assert_allclose(patch.maps[0].reshape(2, 6), seen / seen.sum(-1, keepdims=True), rtol=1e-4)
+    assert patch.memory is not None
+    assert not patch.memory.any()  # patches do not attend to it
+    assert explainer.explain(PHOTOS[0], "norms").memory is None
+
+
+def test_rollout_is_the_product_of_all_layers_and_ends_in_memory(subject: Any) -> None:
+    explainer, _, weights = subject
+    product = torch.eye(12)
+    for layer in weights:
+        product = (torch.eye(12) + layer.mean(0)) / 2 @ product
+    row, found = product[1].numpy(), explainer.explain(PHOTOS[0], "rollout")
+    np.testing.assert_allclose(found.map.ravel(), row[6:] / row[6:].sum(), rtol=1e-4)
+    np.testing.assert_allclose(found.memory, [[row[2:6].sum()]], rtol=1e-4)
+
+
+def test_gradients_are_those_of_the_probabilities(subject: Any) -> None:
+    """Changing one probability changes the logit by its gradient: finite differences in float64."""
+    explainer, _, _ = subject
+    model = copy.deepcopy(explainer.model).double()
+    pixels = explainer.loaded.make_batch(PHOTOS[:1]).double()
+    with capture_attention(model, gradients=True) as captured:
+        score = model(pixels)[0, 1]
+        gradients = captured.compute_gradients(score)
+    values = captured.values[1]  # (1, 2, 12, 8)
+    for query, key in ((1, 4), (1, 8), (7, 0)):  # from the task token to memory and to a patch, between old tokens
+
+        def nudge(_: Any, given: tuple[Tensor], query: int = query, key: int = key) -> Tensor:
+            outputs = given[0].clone()
+            outputs[0, query, 8:] += 1e-5 * values[0, 1, key]  # A·v of head 1
+            return outputs
+
+        with torch.no_grad(), model.blocks[1].attn.proj.register_forward_pre_hook(nudge):
+            change = (model(pixels)[0, 1] - score).item() / 1e-5
+        assert gradients[1][0, 1, query, key].item() == pytest.approx(change, rel=1e-3, abs=1e-7)
+
+
+def test_figures_and_the_check_by_occlusion(subject: Any) -> None:
+    explainer, _, _ = subject
+    figures = vitrail.look(explainer, PHOTOS)
+    assert {each.name for each in figures.figures} >= {"attention_distance", "token_norms", "occlusion"}
+    explained = explainer.explain(PHOTOS[0])
+    assert explained.options.method == "grad-rollout"
+    assert 0 < check_by_occlusion(explainer, PHOTOS[0], explained).without_most < 1
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ import timm
 import torch
 from safetensors.torch import save_file
 from support.family_checks import (
+    check_learning,
     check_preset_is_inferred,
     count_parameters,
     measure_export_difference,
-    train_on_bundled_images,
 )
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise
@@ -230,4 +230,4 @@ FASHION = "image_size=32 patch_size=2 stages=[1,1,1] widths=[24,48,96] heads=[2,
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    assert train_on_bundled_images("nest_tiny_jx", FASHION, tmp_path) >= 0.80
+    check_learning("nest_tiny_jx", FASHION, tmp_path)

@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from support.family_checks import measure_export_difference, train_on_bundled_images
+from numpy.typing import NDArray
+from support.family_checks import check_learning, measure_export_difference
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
@@ -19,6 +21,9 @@ from vitrail.models.patch_merger import MergedViT, PatchMerger, PatchMergerConfi
 from vitrail.models.vit import ViT, ViTConfig
 
 TOY = PatchMergerConfig(image_size=(16, 24), patch_size=8, width=16, depth=3, heads=2, merged=4, classes=5)
+
+
+PHOTO = np.random.default_rng(0).random((16, 24, 3))
 
 
 def images(*size: int) -> Tensor:
@@ -84,7 +89,7 @@ def test_save_and_load_at_another_size(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.model.feature_maps(larger)[0], same.feature_maps(larger)[0])
 
 
-def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_possible_is_refused() -> None:
     with pytest.raises(ConfigError, match="merge_after is 3; expected less than 3, the number of blocks"):
         replace(TOY, merge_after=3)
     with pytest.raises(ConfigError, match="depth is 1; expected 2 or more"):
@@ -92,9 +97,81 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
     model = MergedViT(TOY)
     with pytest.raises(ConfigError, match="no sequence of tokens: its merged tokens have no place in the image"):
         model.tokens(images())
-    vitrail.save(model, tmp_path / "own", preprocessing=Preprocessing(image_size=(16, 24)))
-    with pytest.raises(ConfigError, match="no attention maps: after its merger, tokens have no place in the image"):
-        vitrail.Explainer(str(tmp_path / "own"))
+    how = Preprocessing(image_size=(16, 24))
+    for layer in (1, 2, "all"):
+        with pytest.raises(
+            ConfigError, match=rf"^token '1,2' is not a query in layer {layer}: from layer 1 on, patches"
+        ):
+            vitrail.Explainer(model, preprocessing=how).explain(PHOTO, "attention", layer=layer, token="1,2")
+
+
+def explain(model: MergedViT, *args: Any, **options: Any) -> NDArray[Any]:
+    return (
+        vitrail.Explainer(model, preprocessing=Preprocessing(image_size=(16, 24))).explain(PHOTO, *args, **options).maps
+    )
+
+
+def compute_weights_step_by_step(model: Any, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """The attention of each layer, (H, N, N), and the merger's weights, (M, n), with gradients; and the logits."""
+    maps, merging = list[Tensor](), torch.empty(0)
+    x, _ = model.embed(x)
+    for number, block in enumerate(model.blocks):
+        if number == model.merge_after:
+            merging = (x @ model.merger.weight.T).softmax(1).mT
+            x = merging @ x
+        q, k, v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        maps.append((q @ k.mT / math.sqrt(8)).softmax(-1))
+        x = x + block.attn.proj((maps[-1] @ v).transpose(1, 2).flatten(2))
+        x = x + block.mlp(block.norm2(x))
+    return maps, merging, model.head(model.norm(x).mean(1))
+
+
+@pytest.fixture(scope="module")
+def subject() -> Any:
+    """A model of one block before the merger and two after it, and its weights for the photo."""
+    torch.manual_seed(0)
+    model = add_weight_noise(MergedViT(TOY), std=0.3)
+    pixels = vitrail.Explainer(model, preprocessing=Preprocessing(image_size=(16, 24))).loaded.make_batch([PHOTO])
+    return model, *compute_weights_step_by_step(model, pixels)
+
+
+def test_attention_after_the_merger_is_that_to_the_patches_it_merged(subject: Any) -> None:
+    model, maps, merging, _ = subject
+    assert merging.sum(-1).detach().numpy() == pytest.approx(1, abs=1e-6)
+    found = explain(model, "attention", layer="all", head="all")  # (L, H, h, w)
+    for head in range(2):
+        first, *later = (each[0, head] for each in maps)
+        expected = [merging[0].mean(0) @ first, *(each.mean(0) @ merging[0] for each in later)]
+        for layer in range(3):
+            np.testing.assert_allclose(found[layer, head].ravel(), expected[layer].detach(), rtol=1e-4)
+    patch = explain(model, "attention", layer=0, token="1,2")[0, 0]
+    np.testing.assert_allclose(patch.ravel(), maps[0].mean(1)[0, 5].detach(), rtol=1e-4)
+    assert explain(model, "heads").shape == (1, 2, 2, 3)
+
+
+@pytest.mark.parametrize("end", [0, 1, 2])
+def test_rollout_is_a_product_with_the_weights_of_the_merger(subject: Any, end: int) -> None:
+    model, maps, merging, _ = subject
+    mixed = [(torch.eye(each.shape[-1]) + each[0].mean(0)) / 2 for each in maps]
+    product = merging[0] @ mixed[0]  # (M, n)
+    for each in mixed[1 : end + 1]:
+        product = each @ product
+    assert product.sum(-1).detach().numpy() == pytest.approx(1, abs=1e-6)
+    found = explain(model, "rollout", layer=end)[0, 0]
+    np.testing.assert_allclose(found.ravel(), product.mean(0).detach(), rtol=1e-4)
+    np.testing.assert_allclose(explain(model, "rollout", layer="all")[end, 0], found, rtol=1e-5)
+
+
+def test_gradient_rollout_goes_through_the_weights_of_the_merger(subject: Any) -> None:
+    model, maps, merging, logits = subject
+    gradients = torch.autograd.grad(logits[0, 3], maps, retain_graph=True)
+    first, *later = ((each * gradient).clamp(min=0)[0].mean(0) for each, gradient in zip(maps, gradients, strict=True))
+    product = merging[0] @ (torch.eye(6) + first)
+    for each in later:
+        product = product + each @ product
+    expected = (product - merging[0]).mean(0).detach()
+    found = explain(model, of_class=3)  # grad-rollout is the default
+    np.testing.assert_allclose(found[0, 0].ravel(), expected / expected.sum(), rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -107,4 +184,4 @@ def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
     fields = "image_size=28 patch_size=7 width=64 depth=4 heads=2 mlp_width=128 merged=4"
-    assert train_on_bundled_images("patch_merger_tiny_patch16_224", fields, tmp_path) >= 0.80
+    check_learning("patch_merger_tiny_patch16_224", fields, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from support.family_checks import measure_export_difference, train_on_bundled_images
+from support.family_checks import check_learning, measure_export_difference
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise
 from timm.models import save_for_hf
@@ -269,7 +269,7 @@ FASHION = "image_size=28 patch_size=4 stride=2 stages=[1,2,1] widths=[32,64,128]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    assert train_on_bundled_images("pit_ti_224", FASHION, tmp_path) >= 0.80
+    check_learning("pit_ti_224", FASHION, tmp_path)
 
 
 def test_presets_have_aliases_as_in_the_paper() -> None:

@@ -1,6 +1,7 @@
 """RegionViT: the authors' logits, regions and masks by explicit loops, files both ways, inspection, errors."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from support.family_checks import (
+    check_learning,
     check_preset_is_inferred,
     count_parameters,
     measure_export_difference,
-    train_on_bundled_images,
 )
 from support.layout_round_trip import check_round_trip
 from support.noisy_weights import add_weight_noise
 from support.reference_logits import read_reference
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoint import read
@@ -187,6 +188,35 @@ def test_maps_of_regions() -> None:
         vitrail.look(subject, [PHOTO])
 
 
+@torch.no_grad()
+def test_maps_between_regions() -> None:
+    """The weights of the attention within regions, without its bias, applied to the region tokens alone."""
+    model: Any = add_weight_noise(toy(), std=0.3)
+    subject = vitrail.Explainer(model, preprocessing=vitrail.Preprocessing(image_size=(48, 32)))
+    pixels, seen = subject.loaded.make_batch([PHOTO]), dict[int, Tensor]()
+    blocks = [model.get_submodule(name) for name in model.sequence]
+
+    def record(block: nn.Module, given: tuple[Any, ...]) -> None:
+        seen[blocks.index(block)] = given[0]
+
+    with ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_pre_hook(record))
+        model(pixels)
+    for layer, (count, heads, grid) in enumerate([(6, 2, (3, 2)), (2, 4, (2, 1)), (2, 4, (2, 1))]):
+        y = blocks[layer].norm0(seen[layer][0, :count])  # the region tokens come first
+        q, k, _ = blocks[layer].attn.qkv(y).unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)
+        expected = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).numpy()  # (H, R, R)
+        np.testing.assert_allclose(expected.sum(-1), 1, rtol=1e-5)
+        found = subject.explain(PHOTO, "windows", layer=layer, token="1,0", head="all").maps
+        assert found.shape == (1, heads, *grid)
+        np.testing.assert_allclose(found.reshape(heads, count), expected[:, grid[1]], rtol=1e-3)
+        of_all = subject.explain(PHOTO, "windows", layer=layer).map.ravel()
+        np.testing.assert_allclose(of_all, expected.mean((0, 1)), rtol=1e-3)
+    with pytest.raises(ConfigError, match=r"token is 'region'; expected one of head, or a window as row,column"):
+        subject.explain(PHOTO, "windows", layer=0, token="region")
+
+
 @pytest.mark.slow
 def test_export_with_any_batch(tmp_path: Path) -> None:
     assert measure_export_difference(toy(position_convolution=True), tmp_path) <= 1e-4
@@ -198,4 +228,4 @@ FASHION = "image_size=28 patch_size=2 convolutions=false stages=[2,2] widths=[24
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    assert train_on_bundled_images("RegionViT-Ti", FASHION, tmp_path) >= 0.80
+    check_learning("RegionViT-Ti", FASHION, tmp_path)

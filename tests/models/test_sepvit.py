@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.family_checks import (
+    check_learning,
     check_preset_is_inferred,
     count_parameters,
     measure_export_difference,
-    train_on_bundled_images,
 )
 from support.layout_round_trip import check_round_trip
 from support.noisy_weights import add_weight_noise
@@ -165,6 +165,54 @@ def test_maps_of_windows() -> None:
         subject.explain(PHOTO, "rollout")
 
 
+def mix_tokens_of_windows(block: Any, x: Tensor, count: int, window: int, heads: int) -> Tensor:
+    """The weights between windows, (H, W, W), of tokens (1, n, D) on a grid of 8 columns, window by window."""
+    across, tokens = 8 // window, list[Tensor]()
+    learned = block.win_tokens.flatten(2)[0].T  # (W, D)
+    for number in range(count):
+        rows, columns = number // across * window, number % across * window
+        inside = x[0].unflatten(0, (-1, 8))[rows : rows + window, columns : columns + window].flatten(0, 1)
+        y = block.norm1(torch.cat([learned[number : number + 1], inside]))
+        q, k, v = block.attn.qkv(y).unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)
+        attended = (q[:, :1] @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v  # (H, 1, K)
+        tokens.append(y[0] + attended.flatten())
+    y = F.gelu(block.attn.win_tokens_norm(torch.stack(tokens)))
+    q, k = block.attn.window_qk(y).unflatten(-1, (2, heads, -1)).permute(1, 2, 0, 3)
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+
+
+@torch.no_grad()
+def test_maps_between_windows() -> None:
+    torch.manual_seed(0)
+    model: Any = toy()
+    for weight in (weight for name, weight in model.named_parameters() if "window_qk" in name or "win_tokens" in name):
+        weight.add_(torch.randn_like(weight), alpha=0.5)
+    subject = vitrail.Explainer(model, preprocessing=vitrail.Preprocessing(image_size=(64, 32)))
+    x, grid = model.embed(subject.loaded.make_batch([PHOTO]))
+    expected = mix_tokens_of_windows(model.blocks[0][0], x, 8, 4, 2).numpy()  # 4×2 windows
+    assert expected.std() > 0.01
+    found = subject.explain(PHOTO, "windows", layer=0, token="1,0", head="all")
+    np.testing.assert_allclose(found.maps.reshape(2, 8), expected[:, 2], rtol=1e-3)
+    assert found.options.description == "windows from window 1,0"
+    of_all = subject.explain(PHOTO, "windows", layer=0).map
+    assert of_all.shape == (4, 2)
+    np.testing.assert_allclose(of_all.ravel(), expected.mean((0, 1)), rtol=1e-3)
+    second = model.pos_block[0](model.blocks[0][0](x, grid), grid)
+    expected = mix_tokens_of_windows(model.blocks[0][1], second, 2, 8, 2).numpy()  # 2×1 windows
+    np.testing.assert_allclose(
+        subject.explain(PHOTO, "windows", layer=1, head=1, token="1,0").map.ravel(), expected[1, 1], rtol=1e-3
+    )
+    refused: dict[Any, str] = {
+        -1: "layer 3: its windows do not attend to each other; expected one of 0, 1, 2$",
+        "all": "layer 'all' is",
+    }
+    for layer, message in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            subject.explain(PHOTO, "windows", layer=layer)
+    with pytest.raises(ConfigError, match=r"token is '4,0'; expected one of head, or a window as row,column .* to 3,1"):
+        subject.explain(PHOTO, "windows", layer=0, token="4,0")
+
+
 def test_figures() -> None:
     photos = [np.random.default_rng(n).random((60, 60, 3)) for n in range(2)]
     subject = vitrail.Explainer(toy(), preprocessing=vitrail.Preprocessing(image_size=(64, 32)))
@@ -184,4 +232,4 @@ FASHION = "image_size=28 stride=2 stages=[2,2] widths=[24,48] heads=[2,4] window
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    assert train_on_bundled_images("SepViT-T", FASHION, tmp_path) >= 0.80
+    check_learning("SepViT-T", FASHION, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
-from support.family_checks import measure_export_difference
+from support.family_checks import check_learning, measure_export_difference
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
 from timm.models import save_for_hf
@@ -23,12 +23,10 @@ from transformers import Swinv2Config as TransformersV2Config
 
 import vitrail
 from vitrail.checkpoint import read, write
-from vitrail.cli import build_app
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
 from vitrail.models.swin import PRESETS, Swin, SwinConfig
 from vitrail.train.optim import list_weights
-from vitrail.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")
 TOY = SwinConfig(image_size=64, stages=(2, 2), widths=(16, 32), heads=(2, 4), windows=4, classes=5)
@@ -409,8 +407,4 @@ FASHION = "image_size=28 patch_size=4 stages=[2,2] widths=[48,96] heads=[3,6] wi
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", [1, 2])
 def test_training_on_the_bundled_images_learns(version: int, tmp_path: Path) -> None:
-    fields = [word for field in [*FASHION.split(), f"version={version}"] for word in ("--set", field)]
-    name = "swin_tiny_patch4_window7_224"
-    words = ["train", "--recipe", "fashion", "--model", name, *fields, "--out", str(tmp_path / "run")]
-    build_app()(words, exit_on_error=False, result_action="return_value")
-    assert RunFolder(tmp_path / "run").read_records()[-1]["val_top1"] >= 0.80
+    check_learning("swin_tiny_patch4_window7_224", f"{FASHION} version={version}", tmp_path)

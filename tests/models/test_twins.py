@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from support.family_checks import measure_export_difference, train_on_bundled_images
+from support.family_checks import check_learning, measure_export_difference
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise
 from timm.models.twins import Twins as TimmTwins
@@ -227,4 +227,4 @@ FASHION = "image_size=28 patch_size=2 stages=[2,2] widths=[24,48] heads=[2,4] wi
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    assert train_on_bundled_images("twins_svt_small", FASHION, tmp_path) >= 0.80
+    check_learning("twins_svt_small", FASHION, tmp_path)

@@ -17,7 +17,7 @@ from vitrail.cli.usage_errors import check_arguments
 from vitrail.errors import ConfigError
 from vitrail.output_streams import get_binary_buffer
 
-Method = Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms", "pca", "neighbours"]
+Method = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms", "pca", "neighbours"]
 
 
 def explain(
@@ -85,7 +85,8 @@ def explain(
     head
         Head from 0, -1 for the last; mean, max or min of all heads; or all, each in its own map.
     token
-        The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN.
+        The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN;
+        for windows a window.
     of_class
         The class to explain, by number or name. [default: the top class]
     discard

@@ -20,7 +20,7 @@ from vitrail.layers.positions import Grid
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.contract import ImageModel, find_image_model, unwrap_compiled
 from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
-from vitrail.models.parts.windows import WindowAttention, Windows
+from vitrail.models.parts.windows import WindowAttention, WindowMixing, Windows
 
 AnyAttention = Attention | AttentionLayer
 # called with probabilities (B, H, Nq, N) and the grid of patches; with those within windows, (B·W, H, m, m), and the
@@ -46,6 +46,7 @@ class AttentionCapture:
         self.grid: Grid | None = None if self.declared is None else self.declared.grid  # of the last layer recorded
         self.grids = dict[int, Grid]()  # of all layers, also of those whose maps are not captured
         self.windows = dict[int, Windows]()  # of layers that attend within windows; their maps are (B·W, H, m, m)
+        self.window_maps = dict[int, Tensor]()  # of layers whose windows attend to each other: (B, H, W, W)
         self.reduced = dict[int, ReducedGrid]()  # of layers with fewer keys or queries; their maps are (B, H, n, k)
         self.token_count = 0
         self.late_tokens = 0  # tokens, the first ones, that join after some layers: CaiT's class token
@@ -54,6 +55,7 @@ class AttentionCapture:
         self.values = dict[int, Tensor]()  # v: (B, H, N, K)
         self.head_outputs = dict[int, Tensor]()  # A·v, heads concatenated: (B, Nq, D)
         self.pool_shares: Tensor | None = None  # weight of each token in attention pooling: (B, N)
+        self.merge_weights: Tensor | None = None  # of each patch in each token that they are merged to: (B, M, n)
 
     @property
     def maps(self) -> list[Any]:
@@ -102,6 +104,7 @@ class AttentionCapture:
     def record_token_grid(self, layer: int, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Pre-hook of a layer: record its grid; in the first one and in those captured, the number of tokens, too."""
         given = bind_arguments(module, args, named)
+        self.merge_weights = self.merge_weights if layer else None  # of this pass
         count, grid = given.get("inputs", given["x"]).shape[1], given.get("grid", self.grid)
         if isinstance(module, TwoGridAttention) and grid is not None:
             self.reduced[layer] = module.reduce_grid(grid)
@@ -109,7 +112,7 @@ class AttentionCapture:
             count, grid = count + queries[0] * queries[1] - grid[0] * grid[1], queries
         if grid is not None:
             self.grids[layer] = grid
-        if layer and layer not in self.layers:
+        if (layer and layer not in self.layers) or self.merge_weights is not None:
             return
         prefix, self.grid = 0 if self.declared is None else self.declared.prefix, grid
         expected = 0 if grid is None else prefix + grid[0] * grid[1]
@@ -138,6 +141,13 @@ class AttentionCapture:
         place = self.windows.get(layer) or self.reduced.get(layer)
         self.maps_by_layer[layer] = weights if self.keep is None else self.keep(weights, place or self.patch_grid)
 
+    @torch.no_grad()
+    def record_windows(self, layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Pre-hook of attention between windows: record its probabilities."""
+        with torch.autocast(args[0].device.type, enabled=False):
+            weights = attention_weights(args[0].float(), args[1].float())
+        self.window_maps[layer] = weights if self.heads is None else weights[:, self.heads[layer]]
+
     def record_head_outputs(self, layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
         """Pre-hook of a layer's output projection: record the heads' outputs."""
         # with frozen weights nothing requires a gradient yet: it starts here
@@ -150,6 +160,12 @@ class AttentionCapture:
         shares = module.weights(args[0]).float().mean(1)[:, 0]  # (B, n)
         shares = shares / shares.sum(-1, keepdim=True)  # undo rounding of half precision
         self.pool_shares = F.pad(shares, (self.token_count - shares.shape[1], 0))
+
+    @torch.no_grad()
+    def record_merger(self, module: Any, args: tuple[Tensor, ...]) -> None:
+        """Pre-hook of what merges patches: record the weight of each patch in each merged token."""
+        weights = module.weights(args[0]).float()
+        self.merge_weights = weights / weights.sum(-1, keepdim=True)  # undo rounding of half precision
 
 
 @contextmanager
@@ -184,6 +200,8 @@ def capture_attention(
             hooks.enter_context(
                 found[layer].register_forward_pre_hook(partial(captured.record_layer, layer), with_kwargs=True)
             )
+            if (mixing := find_window_mixing(found[layer])) is not None:
+                hooks.enter_context(mixing.register_forward_pre_hook(partial(captured.record_windows, layer)))
             if gradients:
                 hooks.enter_context(
                     found[layer].proj.register_forward_pre_hook(partial(captured.record_head_outputs, layer))
@@ -191,6 +209,9 @@ def capture_attention(
         if declared is not None and declared.attention_pool:
             pool = declared.get_submodule(declared.attention_pool)
             hooks.enter_context(pool.register_forward_pre_hook(captured.record_pool))
+        if declared is not None and declared.merging_module:
+            merger = declared.get_submodule(declared.merging_module)
+            hooks.enter_context(merger.register_forward_pre_hook(captured.record_merger))
         hooks.enter_context(force_eager(model))
         yield captured
 
@@ -272,6 +293,11 @@ def find_outermost_layers(module: nn.Module) -> list[AnyAttention]:
     return [layer for child in module.children() for layer in find_outermost_layers(child)]
 
 
+def find_window_mixing(layer: AnyAttention) -> WindowMixing | None:
+    """The part of a layer in which windows attend to each other; None if they do not."""
+    return next((part for part in layer.children() if isinstance(part, WindowMixing)), None)
+
+
 def why_no_attention_maps(model: nn.Module) -> str:
     """Why the attention in the model's blocks has no maps; empty if it has."""
     declared = find_image_model(model)
@@ -318,11 +344,14 @@ def compute_classifier_token_weights(captured: AttentionCapture) -> Tensor:
     """Weight of each token in the input of the head, (B or 1, N): 1 for a class token, 1/n for averaged patches."""
     if captured.pool_shares is not None:
         return captured.pool_shares
+    if captured.merge_weights is not None:
+        merged = captured.merge_weights.shape[1]
+        return torch.full((1, merged), 1 / merged)
     shares = torch.zeros(1, captured.token_count)
     declared = captured.declared
     read = [] if declared is None else [declared.prefix_tokens.index(name) for name in declared.classifier_tokens]
-    if read and declared is not None and captured.prefix > declared.prefix:  # a name stands for several: of regions
-        read = list(range(captured.prefix))
+    if read and declared is not None and captured.prefix > declared.prefix + declared.memory_tokens:
+        read = list(range(captured.prefix))  # a name stands for several: of regions
     indices = read or list(range(captured.prefix, captured.token_count))
     shares[:, indices] = 1 / len(indices)
     return shares

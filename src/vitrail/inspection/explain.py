@@ -35,9 +35,11 @@ from vitrail.inspection.overlay import shrink_photo_and_box
 from vitrail.inspection.rollout import (
     HEAD_FUSIONS,
     HeadFusion,
+    Merger,
     fill_missing_queries,
     fuse_heads,
     multiply_row,
+    normalise_rows,
     patch_map_from_row,
     token_gradient_rollout,
     token_rollout,
@@ -99,16 +101,16 @@ class Explainer:
         Parameters
         ----------
         method
-            grad-rollout, rollout, attention, heads, pool or norms. The default is grad-rollout for a model with
-            classes, rollout if `head` or `discard` is given, heads if `mass` is given, and attention for a model whose
-            layers do not share a grid.
+            grad-rollout, rollout, attention, heads, windows, pool or norms. The default is grad-rollout for a model
+            with classes, rollout if `head` or `discard` is given, heads if `mass` is given, and attention for a model
+            whose layers do not share a grid.
         layer
             Layer from 0, -1 for the last, or "all"; a rollout goes up to it.
         head
             Head from 0; "mean", "max" or "min" of all heads; or "all", each in its own map.
         token
             The token that attends: "head" (what the classifier reads), "class", "distill", "register0", or a patch as
-            "ROW,COLUMN".
+            "ROW,COLUMN"; for windows a window.
         of_class
             The class to explain, by number or name; by default the top class.
         discard
@@ -147,12 +149,13 @@ class Explainer:
             pixels = self.loaded.make_batch([opened_image])
         except DataError as error:  # which does not know the image's name
             raise DataError(f"{name!r}: {error}") from None
-        if options.method == "heads":
-            logits, rows, grid = self.compute_token_rows(pixels, options)
-            attention = np.stack(rows[0], axis=1)[0]  # (H, N)
-            maps = patch_map_from_row(attention, grid)[None, None]
+        attention = memory = None
+        if options.method == "norms":
+            logits, maps = self.compute_maps(pixels, options)
         else:
-            attention, (logits, maps) = None, self.compute_maps(pixels, options)
+            logits, rows, grid = self.compute_token_rows(pixels, options)
+            maps, memory = stack_maps(rows, grid), self.measure_memory(rows)
+            attention = np.stack(rows[0], axis=1)[0] if options.method == "heads" else None  # (H, N)
         if not np.isfinite(maps).all():
             raise VitrailError(NOT_FINITE_MESSAGE)
         prediction = asked = None
@@ -171,6 +174,7 @@ class Explainer:
             explained_class=asked,
             prediction=prediction,
             attention=attention,
+            memory=memory,
         )
 
     def compute_maps(self, pixels: Tensor, options: ExplainOptions) -> tuple[Tensor, NDArray[Any]]:
@@ -178,14 +182,22 @@ class Explainer:
         if options.method == "norms":
             return self.compute_norms(pixels, self.select_layers(options))
         logits, rows, grid = self.compute_token_rows(pixels, options)
-        maps = [np.stack([patch_map_from_row(each, grid) for each in row], axis=1) for row in rows]
-        return logits, np.stack(maps, axis=1)
+        return logits, stack_maps(rows, grid)
+
+    def measure_memory(self, rows: list[list[NDArray[Any]]]) -> NDArray[Any] | None:
+        """Share of the first image's attention on memory tokens, (layers, heads); None if the model has none."""
+        first, count = self.model.prefix, self.model.memory_tokens
+        if not count:
+            return None
+        return np.array([[normalise_rows(each[0])[first : first + count].sum() for each in row] for row in rows])
 
     def compute_token_rows(
         self, pixels: Tensor, options: ExplainOptions
     ) -> tuple[Tensor, list[list[NDArray[Any]]], tuple[int, int]]:
         """Logits, the attention to all tokens, (B, N), in rows of layers and columns of heads, and the grid."""
         logits, captured, gradients = self.run_with_capture(pixels, options)
+        if options.method == "windows":
+            return logits, *compute_window_rows(captured, options)
         if options.method == "pool":
             assert captured.pool_shares is not None  # resolve_options checks it
             rows = [[captured.pool_shares.cpu().numpy()]]
@@ -193,7 +205,8 @@ class Explainer:
             attention = [each.cpu().numpy() for each in captured.maps]  # each (B, H, N, N), or (B·W, H, m, m)
             shares = self.token_shares(captured, options.token)
             windows = [captured.windows.get(layer) for layer in captured.layers]
-            rows = compute_token_maps_by_layer(options, shares, attention, gradients, windows)
+            merger = self.find_merger(captured)
+            rows = compute_token_maps_by_layer(options, shares, attention, gradients, windows, merger)
         last = captured.layers[-1] if captured.layers else None
         if last in captured.reduced:
             return logits, rows, captured.reduced[last].keys
@@ -245,6 +258,13 @@ class Explainer:
             index += captured.prefix - self.model.prefix
         return np.eye(captured.token_count, dtype=np.float32)[index : index + 1]
 
+    def find_merger(self, captured: AttentionCapture) -> Merger | None:
+        """What merged the patches in the pass, before the first of the captured layers that come after it."""
+        if captured.merge_weights is None:
+            return None
+        before = sum(layer < self.model.merge_after for layer in captured.layers)
+        return Merger(before, captured.merge_weights.cpu().numpy())
+
     @torch.no_grad()
     def compute_norms(self, pixels: Tensor, layers: Sequence[int]) -> tuple[Tensor, NDArray[Any]]:
         """Norms of the patch tokens after the blocks of these layers; the last block computes all tokens."""
@@ -256,32 +276,58 @@ class Explainer:
         return logits, np.stack(norms, axis=1).reshape(len(pixels), len(layers), 1, h, w)
 
 
+def stack_maps(rows: list[list[NDArray[Any]]], grid: tuple[int, int]) -> NDArray[Any]:
+    """The maps of all rows, (B, N), as one array: (B, layers, heads, h, w)."""
+    maps = [np.stack([patch_map_from_row(each, grid) for each in row], axis=1) for row in rows]
+    return np.stack(maps, axis=1)
+
+
+def compute_window_rows(
+    captured: AttentionCapture, options: ExplainOptions
+) -> tuple[list[list[NDArray[Any]]], tuple[int, int]]:
+    """The attention to all windows, (B, W), of one of them or on average, and their grid."""
+    layer = captured.layers[-1]
+    grid, maps = captured.windows[layer].counts, captured.window_maps[layer].cpu().numpy()
+    index, every = find_token_index(options.token, (), grid, "window"), np.eye(maps.shape[-1], dtype=maps.dtype)
+    row = every.mean(0, keepdims=True) if index is None else every[index : index + 1]
+    return compute_token_maps_by_layer(options, row, [maps], [], [None], None), grid
+
+
 def compute_token_maps_by_layer(
     options: ExplainOptions,
     token: NDArray[Any],
     maps: Sequence[NDArray[Any]],
     gradients: Sequence[NDArray[Any]],
     windows: Sequence[Windows | None],
+    merger: Merger | None,
 ) -> list[list[NDArray[Any]]]:
     """What the token attends to, (B, N), in rows of layers and columns of heads.
 
-    Maps are (B, H, N, N), or (B·W, H, m, m) for attention within windows.
+    Maps are (B, H, N, N), or (B·W, H, m, m) for attention within windows. Attention between merged tokens is that to
+    the patches which they were merged from; before the merger, these are also what attends instead of merged tokens.
     """
     fuse = options.head if options.head in HEAD_FUSIONS else "mean"
-    if options.method in ("attention", "heads"):
-        return [
+    tokens = [token] * len(maps)
+    if merger is not None and options.token == HEAD_TOKEN:
+        tokens[: merger.before] = [multiply_row(token, merger.weights)] * merger.before
+    if options.method in ("attention", "heads", "windows"):
+        rows = [
             [
-                multiply_row_in_windows(token, fill_rows(fuse_heads(one, fuse), token.shape[-1]), cut)
+                multiply_row_in_windows(row, fill_rows(fuse_heads(one, fuse), row.shape[-1]), cut)
                 for (one,) in separate_heads_if_all([each], options)
             ]
-            for each, cut in zip(maps, windows, strict=True)
+            for row, each, cut in zip(tokens, maps, windows, strict=True)
         ]
+        if merger is None:
+            return rows
+        late = [[multiply_row(each, merger.weights) for each in row] for row in rows[merger.before :]]
+        return rows[: merger.before] + late
     ends = range(1, len(maps) + 1) if options.layer == "all" else [len(maps)]
     if options.method == "grad-rollout":
-        return [[token_gradient_rollout(token, maps[:end], gradients[:end])] for end in ends]
+        return [[token_gradient_rollout(tokens[end - 1], maps[:end], gradients[:end], merger)] for end in ends]
     return [
         [
-            token_rollout(token, part, fuse, discard=options.discard)
+            token_rollout(tokens[end - 1], part, fuse, discard=options.discard, merger=merger)
             for part in separate_heads_if_all(maps[:end], options)
         ]
         for end in ends

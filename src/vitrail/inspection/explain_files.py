@@ -56,6 +56,7 @@ class ExplainedImage:
             "asked": None if explained is None else {**vars(explained), "name": explained.name},
             "top": [] if explanation.prediction is None else [vars(each) for each in explanation.prediction.top],
             "written": list(map(str, self.written)),
+            **({} if explanation.memory is None else {"memory": explanation.memory.tolist()}),
             **({} if self.check is None else {"check": vars(self.check)}),
         }
 

@@ -6,14 +6,21 @@ from typing import Literal, get_args
 
 from vitrail.checkpoint.class_mapping import index_classes_by_name, normalise_class_name, split_label
 from vitrail.errors import ConfigError, unknown_name_error
-from vitrail.inspection.capture import AnyAttention, has_token_states, list_blocks, resolve_index, why_several_grids
+from vitrail.inspection.capture import (
+    AnyAttention,
+    find_window_mixing,
+    has_token_states,
+    list_blocks,
+    resolve_index,
+    why_several_grids,
+)
 from vitrail.inspection.rollout import HEAD_FUSIONS, HeadFusion
 from vitrail.layers.attention import Attention
 from vitrail.models.contract import ImageModel
 from vitrail.models.parts.reduced_attention import TwoGridAttention
 from vitrail.models.parts.windows import WindowAttention
 
-ExplainMethod = Literal["rollout", "grad-rollout", "attention", "heads", "pool", "norms"]
+ExplainMethod = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms"]
 EXPLAIN_METHODS: tuple[str, ...] = get_args(ExplainMethod)
 METHODS_WITHOUT_HEADS: tuple[ExplainMethod, ...] = ("grad-rollout", "pool", "norms")
 HEAD_TOKEN = "head"  # the tokens that the classifier's head reads
@@ -34,7 +41,8 @@ class ExplainOptions:
     @property
     def description(self) -> str:
         """Text for a title, such as: grad-rollout from the class token."""
-        token = f"patch {self.token}" if "," in self.token else f"the {self.token} token"
+        place = "window" if self.method == "windows" else "patch"
+        token = f"{place} {self.token}" if "," in self.token else f"the {self.token} token"
         return self.method if self.token == HEAD_TOKEN else f"{self.method} from {token}"
 
     def describe_heads(self, heads: int) -> str:
@@ -91,6 +99,8 @@ def resolve_options(
         layer = resolve_index(parse_integer("layer", layer, ("all",)), len(layers) or len(list_blocks(model)), "layer")
     check_late_class_token(options, layer, layers)
     check_late_prefix(options, layer, model)
+    check_merged_tokens(options, layer, model)
+    check_window_maps(options, layer, layers)
     if method in ("rollout", "attention", "heads"):
         check_rows_sum_to_one(method, layer, layers, has_head=bool(model.config.classes))
     if method == "pool" and layer != len(layers) - 1:
@@ -110,7 +120,7 @@ def resolve_options(
         raise ConfigError(
             f"discard {options.discard} cannot be combined with method {method!r}; it applies to 'rollout'"
         )
-    if not model.sizes.dynamic:  # otherwise after the pass
+    if not model.sizes.dynamic and method != "windows":  # otherwise after the pass
         find_token_index(options.token, model.prefix_tokens, find_layer_grid(model, -1 if layer == "all" else layer))
     if of_class is not None:
         of_class = find_class_index(of_class, model.config.classes, labels)
@@ -173,6 +183,31 @@ def check_late_prefix(options: ExplainOptions, layer: int | Literal["all"], mode
         )
 
 
+def check_merged_tokens(options: ExplainOptions, layer: int | Literal["all"], model: ImageModel) -> None:
+    """Refuse a patch as the query of layers after patches are merged."""
+    if model.merging_module and "," in options.token and (layer == "all" or layer >= model.merge_after):
+        raise ConfigError(
+            f"token {options.token!r} is not a query in layer {layer}: from layer {model.merge_after} on, patches are "
+            f"merged; use a layer from 0 to {model.merge_after - 1}, or leave the token out"
+        )
+
+
+def check_window_maps(options: ExplainOptions, layer: int | Literal["all"], layers: Sequence[AnyAttention]) -> None:
+    """Refuse attention between windows of layers that have none."""
+    if options.method != "windows":
+        return
+    possible = [number for number, each in enumerate(layers) if find_window_mixing(each) is not None]
+    if not possible:
+        raise ConfigError(
+            "method 'windows' is undefined for this model: it has no windows that attend to each other; use 'attention'"
+        )
+    if layer not in possible:
+        raise ConfigError(
+            f"method 'windows' is undefined for layer {layer}: its windows do not attend to each other; expected one "
+            f"of {', '.join(map(str, possible))}"
+        )
+
+
 def default_method(
     model: ImageModel,
     layers: Sequence[AnyAttention],
@@ -225,7 +260,9 @@ def parse_integer(what: str, given: object, words: Sequence[str]) -> int:
         raise ConfigError(f"{what} is {given!r}; expected a number, or {', '.join(words)}") from None
 
 
-def find_token_index(token: str, names: Sequence[str], grid: tuple[int, int]) -> int | None:
+def find_token_index(
+    token: str, names: Sequence[str], grid: tuple[int, int], place: Literal["patch", "window"] = "patch"
+) -> int | None:
     """Index of a token among all tokens, after the prefix tokens of these names; None for what the head reads."""
     if token == HEAD_TOKEN:
         return None
@@ -237,7 +274,7 @@ def find_token_index(token: str, names: Sequence[str], grid: tuple[int, int]) ->
         if row < grid[0] and column < grid[1]:
             return len(names) + row * grid[1] + column
     known = ", ".join((HEAD_TOKEN, *names))
-    patches = f"a patch as row,column from 0,0 to {grid[0] - 1},{grid[1] - 1}"
+    patches = f"a {place} as row,column from 0,0 to {grid[0] - 1},{grid[1] - 1}"
     raise ConfigError(f"token is {token!r}; expected one of {known}, or {patches}")
 
 

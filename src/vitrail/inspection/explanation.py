@@ -38,6 +38,7 @@ class Explanation:
     explained_class: ClassProbability | None = None  # None without a head
     prediction: Prediction | None = None
     attention: NDArray[Any] | None = None  # of each head to all tokens, prefix first, for method heads: (heads, tokens)
+    memory: NDArray[Any] | None = None  # share of each map's attention on memory tokens: (layers, heads)
 
     @property
     def map(self) -> NDArray[Any]:
@@ -55,7 +56,22 @@ class Explanation:
     @property
     def titles(self) -> tuple[tuple[str, ...], ...]:
         """Title of each map."""
-        return self.options.titles(*self.maps.shape[:2])
+        titles = self.options.titles(*self.maps.shape[:2])
+        if self.memory is None:
+            return titles
+        shares = self.memory.tolist()
+        return tuple(
+            tuple(f"{title}, memory {share:.0%}" for title, share in zip(*row, strict=True))
+            for row in zip(titles, shares, strict=True)
+        )
+
+    @property
+    def memory_sentence(self) -> str:
+        """How much of the attention is on memory tokens; empty if there are none."""
+        if self.memory is None:
+            return ""
+        start = "On average, " if self.memory.size > 1 else ""
+        return f" {start}{self.memory.mean():.1%} of the attention is on memory tokens."
 
     @property
     def is_empty(self) -> bool:
@@ -76,20 +92,26 @@ class Explanation:
             by_class = self.options.method == "grad-rollout"
             meaning = "contribute most to the class" if by_class else "receive the most attention"
             scale = "from 0 (1 is uniform attention)"
+        places = "windows" if self.options.method == "windows" else "patches"
         return CaptionedFigure(
             name=figure_name(self.name, self.options.method),
             title=f"{name}: {method}",
             caption=f"{method[0].upper()}{method[1:]} of {name}"
             + f" ({probability})" * bool(probability)
-            + f". Colours are bright where patches {meaning}. The scale is linear, {scale} to the 95 % quantile.",
-            arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box)},
+            + f". Colours are bright where {places} {meaning}. The scale is linear, {scale} to the 95 % quantile."
+            + self.memory_sentence,
+            arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box), **self.memory_arrays},
             draw=lambda: self.render(" · ".join(filter(None, (probability, method)))),
         )
+
+    @property
+    def memory_arrays(self) -> dict[str, NDArray[Any]]:
+        return {} if self.memory is None else {"memory": self.memory}
 
     def make_heads_figure(self, name: str) -> CaptionedFigure:
         assert self.attention is not None
         mass, (heads, h, w) = self.options.mass, self.maps.shape[1:]
-        prefix = self.attention[:, : -h * w].sum(-1).mean()
+        prefix = self.attention[:, : -h * w].sum(-1).mean() - (0 if self.memory is None else self.memory.mean())
         kept = "" if mass is None else f" Bright are the fewest patches that hold {mass:.0%} of a head's attention."
         scale = "The scale is linear, from 0 (1 is uniform attention) to the 95 % quantile." * (mass is None)
         heading = self.options.describe_heads(heads)
@@ -97,7 +119,8 @@ class Explanation:
             name=figure_name(self.name, self.options.method),
             title=f"{name}: {heading}",
             caption=f"{heading[0].upper()}{heading[1:]}: the mean over the heads, and each head.{kept} {scale}".rstrip()
-            + f" On average, {prefix:.0%} of the attention is on prefix tokens." * bool(prefix),
+            + f" On average, {prefix:.0%} of the attention is on prefix tokens." * bool(prefix)
+            + self.memory_sentence,
             arrays={
                 "maps": self.maps,
                 "mean": self.mean,
@@ -105,6 +128,7 @@ class Explanation:
                 **({} if mass is None else {"masks": mask_by_mass(self.maps, mass)}),
                 "photo": self.photo,
                 "box": np.array(self.box),
+                **self.memory_arrays,
             },
             draw=lambda: draw_heads(
                 self.photo,

@@ -182,8 +182,9 @@ class ActivationStatistics:
             raise VitrailError(NOT_FINITE_MESSAGE)
         self.no_norms_reason = why_several_grids(model)
         if not self.no_norms_reason:
-            late = [(0, 0), (maps.token_count, 0)]  # a class token that joins later has no norm before
-            norms = [np.pad(token_norms(each), late, constant_values=np.nan)[:, -maps.token_count :] for each in tokens]
+            count = max(each.shape[1] for each in tokens)
+            late = [(0, 0), (count, 0)]  # a class token that joins later has no norm before
+            norms = [np.pad(token_norms(each), late, constant_values=np.nan)[:, -count:] for each in tokens]
             self.norms.append(np.stack(norms, axis=1))
         self.means = self.means or [[] for _ in tokens]
         for state, each in zip(self.means, tokens, strict=True):

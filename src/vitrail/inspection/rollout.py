@@ -4,6 +4,7 @@ L layers, H heads, N = E + n tokens: E prefix tokens and n = h·w patches. A map
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,14 @@ from vitrail.errors import ConfigError
 Array = NDArray[Any]
 HeadFusion = Literal["mean", "max", "min"]
 HEAD_FUSIONS: tuple[HeadFusion, ...] = ("mean", "max", "min")
+
+
+@dataclass(frozen=True, eq=False)  # comparing arrays is ambiguous
+class Merger:
+    """What merges all patches into M tokens between two layers; layers after it have maps of these tokens."""
+
+    before: int  # the first layer after it
+    weights: Array  # of each patch in each merged token; rows sum to 1: (…, M, n)
 
 
 def attention_rollout(
@@ -32,12 +41,21 @@ def attention_rollout(
 
 
 def token_rollout(
-    token: Array, maps: Sequence[Array], fuse: HeadFusion = "mean", residual: float = 0.5, discard: float = 0.0
+    token: Array,
+    maps: Sequence[Array],
+    fuse: HeadFusion = "mean",
+    residual: float = 0.5,
+    discard: float = 0.0,
+    merger: Merger | None = None,
 ) -> Array:
-    """token · rollout for a row vector of token weights, without matrix-matrix products: (…, N) → (…, N)."""
+    """token · rollout for a row vector of token weights, without matrix-matrix products: (…, N) → (…, N).
+
+    A merger is a factor of its own, without I: merged tokens have no residual connection to patches.
+    """
     check_rollout_arguments(maps, residual, discard)
-    for layer in reversed(maps):
+    for number, layer in reversed(list(enumerate(maps))):
         token = residual * token + (1 - residual) * multiply_row(token, fuse_and_normalise_layer(layer, fuse, discard))
+        token = unmerge_row(token, number, merger)
     return token
 
 
@@ -53,13 +71,24 @@ def gradient_rollout(maps: Sequence[Array], gradients: Sequence[Array]) -> Array
     return result
 
 
-def token_gradient_rollout(token: Array, maps: Sequence[Array], gradients: Sequence[Array]) -> Array:
-    """token · (R − I): relevance of all tokens for the class, without the identity: (…, N) → (…, N)."""
+def token_gradient_rollout(
+    token: Array, maps: Sequence[Array], gradients: Sequence[Array], merger: Merger | None = None
+) -> Array:
+    """token · (R − I): relevance of all tokens for the class, without the identity: (…, N) → (…, N).
+
+    With a merger, merged tokens have the relevance of their patches, R ← W·R, and W takes the place of the identity.
+    """
     check_rollout_arguments(maps)
     result = token
-    for layer, gradient in zip(reversed(maps), reversed(gradients), strict=True):
+    for number, (layer, gradient) in reversed(list(enumerate(zip(maps, gradients, strict=True)))):
         result = result + multiply_row(result, gradient_relevance(layer, gradient))
+        result, token = unmerge_row(result, number, merger), unmerge_row(token, number, merger)
     return result - token
+
+
+def unmerge_row(token: Array, layer: int, merger: Merger | None) -> Array:
+    """The row of the patches if the merger comes right before this layer: (…, M) → (…, n)."""
+    return token if merger is None or layer != merger.before else multiply_row(token, merger.weights)
 
 
 def patch_map_from_row(row: Array, grid: tuple[int, int]) -> Array:

@@ -17,16 +17,17 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
-class AxialConfig:
+class AxialConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
@@ -36,9 +37,6 @@ class AxialConfig:
     heads: int = 12  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 4·width
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, R = (2h−1)·(2w
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,12 +18,13 @@ from vitrail.layers.attention import SelfAttention, join_masks
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checks import check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import THREE_PARTS, TWO_PARTS, TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts import encoder_names, hf_names
 from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.config_fields import EncoderConfig
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.qv_bias import KeylessBiasLinear
@@ -32,22 +33,11 @@ from vitrail.models.parts.tensor_shapes import get_tensor_shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class BeitConfig:
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
-    width: int = 768  # channels of a token
-    depth: int = 12  # blocks
-    heads: int = 12  # attention heads, each width / heads wide
-    mlp_width: int | None = None  # default: 4·width
+class BeitConfig(EncoderConfig):
     layer_scale: float | None = 1e-5  # the factor that a block's branches start with; none: no factor
     shared_bias: bool = False  # one table of biases for all blocks, as in pre-training; false: one per block
     pool: Literal["mean_norm", "class"] = "mean_norm"  # mean_norm: the final norm after the mean of the patches
     norm_eps: float = 1e-6  # transformers: 1e-12
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
 
     def __post_init__(self) -> None:

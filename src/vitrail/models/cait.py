@@ -21,7 +21,7 @@ from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers
+from vitrail.models.init import init_as_deit
 from vitrail.models.name_entries import TWO_PARTS, make_entry, make_same_name_entries
 from vitrail.models.parts import encoder_names
 from vitrail.models.parts.head import make_head, zero_head
@@ -94,13 +94,8 @@ class CaiT(ImageModel):
         self.init_weights()
 
     def draw_weights(self) -> None:
-        """Linear maps, class token and positions as in CaiT's code, the rest as in a ViT; the head is zero."""
-        init_layers(self)
-        for layer in [module for module in self.modules() if isinstance(module, nn.Linear)]:
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-        for table in (self.cls_token, self.pos_embed):
-            nn.init.trunc_normal_(table, std=0.02)
+        """As in DeiT's code; the head is zero."""
+        init_as_deit(self, self.cls_token, self.pos_embed)
         zero_head(self.head)
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:

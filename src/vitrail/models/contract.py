@@ -85,10 +85,13 @@ class ImageModel(Model):
     levels: tuple[Level, ...]  # from the finest grid to the coarsest
     sizes: ImageSizes
     prefix_tokens: tuple[str, ...] = ()  # tokens before the patches, by name: class, distill, register0, …
+    memory_tokens: int = 0  # tokens of each layer's own, between prefix and patches, that only its attention reads
     prefix_level: int = 0  # the level, from 0, that the prefix tokens join at
     heads: tuple[tuple[str, str], ...] = ()  # what each head reads (a token, mean, map) and its module; () if no head
     classifier_tokens: tuple[str, ...] = ()  # prefix tokens that the output is the mean of; (): all patches
     attention_pool: str = ""  # the module that pools the patches with its `weights`; empty: their mean
+    merging_module: str = ""  # the module that merges all patches into a few tokens with its `weights`; empty: none
+    merge_after: int = 0  # blocks before it
     final_norm: str = "norm"  # the module after the last block; empty: none
     normed_maps: bool = False  # whether `feature_maps` has the final norm, as in models whose levels end with a norm
     first_filters: str = ""  # the weight (D, C, P, Q) of the first layer; empty: it is not a convolution
@@ -252,6 +255,7 @@ def check_declarations(model: Any) -> None:
         "heads": [module for _, module in model.heads],
         "final_norm": [model.final_norm] if type(model).encode is ImageModel.encode else [],
         "attention_pool": [model.attention_pool] if model.attention_pool else [],
+        "merging_module": [model.merging_module] if model.merging_module else [],
     }
     for what, names in declared.items():
         if missing := [each for each in names if each not in modules]:

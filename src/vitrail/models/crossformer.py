@@ -17,14 +17,22 @@ from vitrail.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.init import init_small_linear
 from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import check_stages, check_windows, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    check_windows,
+    flatten_map,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.tensor_shapes import (
     count_classes,
     count_distinct_numbers_in_names,
@@ -38,7 +46,7 @@ BIAS_RATIO = 16  # widths of a token per width of the MLP that computes biases
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossFormerConfig:
+class CrossFormerConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square; the intended size, others work too
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
@@ -51,9 +59,6 @@ class CrossFormerConfig:
     intervals: tuple[int, ...] = (8, 4, 2, 1)  # rows and columns between the tokens of a group of odd blocks, per stage
     cooling: bool = False  # a convolution and a norm after every third block but the last, as in CrossFormer++
     mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: ClassVar[bool] = True  # takes other sizes at run time
 
     def __post_init__(self) -> None:
@@ -87,14 +92,12 @@ def split_width(width: int, parts: int) -> list[int]:
     return [width >> min(number + 1, parts - 1) for number in range(parts)]
 
 
-class CrossFormer(ImageModel):
-    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+class CrossFormer(StagedModel):
+    """Attention within groups of neighbours and of tokens at an interval, in turn."""
 
     config: CrossFormerConfig
     first_filters = "patch_embed.projs.0.weight"
     one_size_export_reason = "its groups are cut for one grid"
-    no_masking_reason = "its levels have different grids"
-    no_dropping_reason = "its groups need a complete grid"
 
     def __init__(self, config: CrossFormerConfig) -> None:
         super().__init__(config)
@@ -120,25 +123,13 @@ class CrossFormer(ImageModel):
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # each attention adds its own
         return self.pos_drop(patches)
 
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
-        *_, (x, _) = self.run_stages(x, grid)
-        return x
-
     def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
-        """The tokens after each stage, and their grid."""
         stages: list[Any] = list(self.layers)
         for stage in stages:
             x = stage(x, grid)
             yield x, grid
             if stage.downsample is not None:
                 x, grid = stage.downsample(x, grid)
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        return [unflatten_map(x, grid) for x, grid in self.run_stages(*self.embed(images))]
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
 
 
 def make_levels(config: CrossFormerConfig) -> tuple[Level, ...]:
@@ -156,14 +147,10 @@ class CrossFormerStage(nn.Module):
         self.blocks = nn.ModuleList()
         for number in range(depth):
             cooled = config.cooling and number % 3 == 2 and number < depth - 1
-            block = (CoolingBlock if cooled else Block)(
-                width,
-                heads,
-                round(config.mlp_ratio * width),
-                norm_eps=NORM_EPS,
-                dropout=config.dropout,
-                stochastic_depth=scale_rate(config.stochastic_depth, before + number, sum(config.stages)),
-            )
+            kind = CoolingBlock if cooled else Block
+            hidden = round(config.mlp_ratio * width)
+            depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
+            block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
             interval, rate = config.intervals[stage] if number % 2 else 1, config.attention_dropout
             block.attn = GroupAttention(width, heads, config.windows[stage], interval, dropout=rate)
             self.blocks.append(block)

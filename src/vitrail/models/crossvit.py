@@ -17,12 +17,13 @@ from vitrail.layers.attention import AttentionLayer, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, check_images, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_images, pair
 from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import make_blocks, scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
@@ -32,7 +33,7 @@ TURNS = ((0, 1), (1, 0))  # the branch whose class token changes, and the one th
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossViTConfig:
+class CrossViTConfig(DropRates):
     image_size: Size = 240  # rows, columns; one number for a square
     patch_sizes: tuple[int, ...] = (12, 16)  # this and the next three: of the first branch, and of the second
     scales: tuple[float, ...] = (1.0, 224 / 240)  # of the image that a branch reads, rounded to whole patches
@@ -45,9 +46,6 @@ class CrossViTConfig:
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns both class tokens, concatenated
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any size at run time; the tables are resampled
 
     def __post_init__(self) -> None:

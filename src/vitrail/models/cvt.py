@@ -21,6 +21,7 @@ from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed
 from vitrail.models.parts.convnet_names import BATCH_NORM_PARTS
 from vitrail.models.parts.head import make_head, zero_head
@@ -33,7 +34,7 @@ NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class CvTConfig:
+class CvTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square; the intended size, any other works too
     stride: int = 4  # pixels per token of the first stage; each next stage halves the grid
     channels: int = 3
@@ -43,8 +44,6 @@ class CvTConfig:
     heads: tuple[int, ...] = (1, 3, 6)  # attention heads per stage, each width / heads wide
     mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
     activation: Literal["quick_gelu", "gelu"] = "quick_gelu"  # the authors', or the one of transformers' code
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # of the last block; linear from 0 in the last stage
     dynamic: ClassVar[bool] = True  # takes any size at run time
 
@@ -165,14 +164,9 @@ def make_stage_blocks(config: CvTConfig, stage: int, stochastic_depth: float) ->
     width, heads, depth = config.widths[stage], config.heads[stage], config.stages[stage]
     blocks = nn.ModuleList()
     for number in range(depth):
-        block = Block(
-            width,
-            heads,
-            round(config.mlp_ratio * width),
-            norm_eps=NORM_EPS,
-            dropout=config.dropout,
-            stochastic_depth=scale_rate(stochastic_depth, number, depth),
-        )
+        hidden = round(config.mlp_ratio * width)
+        depth_rate = scale_rate(stochastic_depth, number, depth)
+        block = Block(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
         block.set_submodule("attn", ConvProjectedAttention(width, heads, dropout=config.attention_dropout))
         if config.activation == "quick_gelu":
             block.set_submodule("mlp.act", QuickGelu())

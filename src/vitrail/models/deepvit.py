@@ -18,13 +18,14 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers
+from vitrail.models.init import init_as_deit
 from vitrail.models.name_entries import make_same_name_entries
 from vitrail.models.parts import encoder_names
 from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.convnet_names import list_batch_norm_names
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
@@ -34,7 +35,7 @@ STEM_WIDTH = 64  # channels of the convolutional stem, the same in every size
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepViTConfig:
+class DeepViTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
@@ -48,9 +49,6 @@ class DeepViTConfig:
     heads: int = 12  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 3·width
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
@@ -101,18 +99,13 @@ class DeepViT(ImageModel):
         self.init_weights()
 
     def draw_weights(self) -> None:
-        """Linear maps, class token and positions as in the authors' code, the rest as in a ViT; the head is zero."""
-        init_layers(self)
+        """As in the authors' code, which is based on DeiT's; the head is zero."""
+        init_as_deit(self, self.cls_token, self.pos_embed)
         for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.BatchNorm2d):
+            if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
             elif isinstance(module, ReAttention):
                 module.reatten_matrix.reset_parameters()
-        for table in (self.cls_token, self.pos_embed):
-            nn.init.trunc_normal_(table, std=0.02)
         zero_head(self.head)
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:

@@ -14,19 +14,20 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.name_entries import make_entry
 from vitrail.models.parts import encoder_names, hf_names
 from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeiTConfig:
+class DeiTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
@@ -41,9 +42,6 @@ class DeiTConfig:
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
     prefix_positions: bool = True  # false in DeiT-III: its class token has no position
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:

@@ -18,11 +18,12 @@ from vitrail.layers.attention import SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import SwiGlu
 from vitrail.layers.positions import Grid, resample, rotate
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.parts import eva_names
 from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.config_fields import EncoderConfig
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.qv_bias import KeylessBiasLinear
@@ -32,15 +33,8 @@ INDEXED_GRID = 16  # rows and columns of EVA-02 in pre-training, which places of
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaConfig:
+class EvaConfig(EncoderConfig):
     image_size: Size = 256  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
-    width: int = 768  # channels of a token
-    depth: int = 12  # blocks
-    heads: int = 12  # attention heads, each width / heads wide
-    mlp_width: int | None = None  # default: 4·width
     activation: Literal["gelu", "swiglu"] = "gelu"
     mlp_norm: bool = False  # a norm before the last map of a SwiGLU, as in the larger EVA-02
     qv_bias: bool = False  # biases of queries and values; keys have none
@@ -50,9 +44,6 @@ class EvaConfig:
     positions: Literal["none", "learned"] = "none"  # learned: a table is added too
     pool: Literal["class", "mean", "mean_norm"] = "mean"  # mean_norm: the final norm after the mean of the patches
     norm_eps: float = 1e-5  # EVA-02: 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time; a table is resampled
 
     def __post_init__(self) -> None:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from vitrail.layers.positions import Grid, resample
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, lecun_normal_
 from vitrail.models.name_entries import make_same_name_entries
 from vitrail.models.parts import encoder_names
 from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.flax_names import make_resnet_entries
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
@@ -32,7 +33,7 @@ Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms an
 
 
 @dataclass(frozen=True, kw_only=True)
-class HybridConfig:
+class HybridConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     stages: tuple[int, ...] = (3, 4, 9)  # bottleneck blocks per stage of the ResNet; (): only its stem
     patch_size: Size = 1  # on the feature map
@@ -43,9 +44,6 @@ class HybridConfig:
     heads: int = 12  # attention heads, each width / heads wide
     norm_eps: float = 1e-6
     constants: Constants = "timm"  # google: as the models were trained; logits differ by 1e-3
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the stride at run time; the table is resampled
 
     def __post_init__(self) -> None:

@@ -37,6 +37,17 @@ def init_layers(model: nn.Module) -> None:
             nn.init.xavier_uniform_(module.latent.data[0])
 
 
+def init_as_deit(model: nn.Module, *tables: Tensor) -> None:
+    """Linear maps and the tables of tokens and positions small, as in DeiT's code; the rest as in a ViT."""
+    init_layers(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+    for table in tables:
+        nn.init.trunc_normal_(table, std=0.02)
+
+
 def init_small_linear(model: nn.Module) -> None:
     """Linear maps small and without bias, convolutions and norms as torch has them: Swin's code and its heirs'."""
     for module in model.modules():

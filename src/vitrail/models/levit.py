@@ -6,6 +6,7 @@ token of every second row attends to all tokens, which halves the grid.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Literal
@@ -19,12 +20,12 @@ from vitrail.layers.attention import AttentionLayer, merge_heads, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
-from vitrail.models.contract import ImageModel, Level, make_patch_sizes
+from vitrail.models.contract import Level, make_patch_sizes
 from vitrail.models.family import Family
 from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.levit_names import CHECKPOINT
 from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
-from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
+from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, halve_grid
 from vitrail.models.parts.windows import mirror_offsets
 
 VALUE_RATIO, DOWNSAMPLE_VALUE_RATIO = 2, 4  # width of a head's values, in widths of its keys
@@ -65,14 +66,13 @@ class LeViTConfig:
             )
 
 
-class LeViT(ImageModel):
+class LeViT(StagedModel):
     """(B, C, H, W) → logits (B, classes), by default the mean of both heads, see `answer`."""
 
     config: LeViTConfig
     first_filters = "stem.conv1.linear.weight"
     one_size_export_reason = "its grids are rounded up, which torch.export does not trace"
     no_masking_reason = "the convolutions before the first block mix them"
-    no_dropping_reason = "its stages need a complete grid"
 
     def __init__(self, config: LeViTConfig) -> None:
         super().__init__(config)
@@ -113,17 +113,10 @@ class LeViT(ImageModel):
         grid = self.check_images(images)
         return flatten_map(self.stem(images)), grid
 
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
         for stage in self.stages:
             x, grid = stage(x, grid)
-        return x
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        (x, grid), maps = self.embed(images), list[Tensor]()
-        for stage in self.stages:
-            x, grid = stage(x, grid)
-            maps.append(unflatten_map(x, grid))
-        return maps
+            yield x, grid
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The mean of the heads that answer: (B, n, D) → (B, classes)."""

@@ -5,7 +5,7 @@ per layer. The cost grows linearly with N.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,33 +18,23 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.checkpoint_side import RESAMPLED, CheckpointSide
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checks import check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.config_fields import EncoderConfig
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinformerConfig:
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
-    width: int = 768  # channels of a token
-    depth: int = 12  # blocks
-    heads: int = 12  # attention heads, each width / heads wide
-    mlp_width: int | None = None  # default: 4·width
+class LinformerConfig(EncoderConfig):
     projected: int = 64  # the paper's k: mixtures of all tokens that serve as keys and values
     shared: Literal["none", "heads", "kv", "layers"] = (
         "kv"  # share a projection between heads, also k and v, also layers
     )
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time; table and projections are resampled
 
     def __post_init__(self) -> None:

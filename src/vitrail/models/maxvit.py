@@ -16,11 +16,12 @@ from vitrail.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.parts import maxvit_names
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.same_padding import ConvSame
 from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
@@ -32,7 +33,7 @@ Constants = Literal["google", "torchvision"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaxViTConfig:
+class MaxViTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no classifier, returns the input of the last layer
@@ -43,9 +44,6 @@ class MaxViTConfig:
     heads: tuple[int, ...] = (2, 4, 8, 16)  # attention heads per stage, each width / heads wide
     window: int | None = None  # rows and columns of a window; none: as many as the last stage has
     constants: Constants = "google"  # torchvision: those of its maxvit_t
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the windows of the last stage at run time
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 A new token, the task token, attends to all tokens and to m learned memory tokens. The tokens of the frozen ViT attend
 to neither, so its logits do not change. Only the memory, the task token and the new head are trained.
-B batch, n = h·w patches, N = 2 + n tokens (class, task, patches), D width, L layers.
+B batch, n = h·w patches, N = 2 + n tokens (class, task, patches), m memory tokens, D width, L layers.
 """
 
 import math
@@ -53,7 +53,6 @@ class MemoryViT(ImageModel):
     prefix_tokens = ("class", "task")
     classifier_tokens = ("task",)
     first_filters = "patch_embed.proj.weight"
-    no_maps_reason = "its task token attends to memory, which has no place in the image"
     no_masking_reason = "its ViT is frozen"
 
     def __init__(self, config: MemoryViTConfig) -> None:
@@ -62,6 +61,7 @@ class MemoryViT(ImageModel):
         self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
         self.heads = (("task", "head"),) if config.classes else ()
+        self.memory_tokens = config.memory
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width))
@@ -70,7 +70,7 @@ class MemoryViT(ImageModel):
             config.depth, width, config.heads, hidden, norm_eps=config.norm_eps, rates=rates, kind=MemoryBlock
         )
         for block in self.blocks:
-            block.attn = SharedAttention(width, config.heads)
+            block.attn = MemoryAttention(width, config.heads, config.memory)
         self.norm = nn.LayerNorm(width, config.norm_eps)
         self.old_head = make_head(width, config.old_classes)
         self.requires_grad_(False)
@@ -103,21 +103,70 @@ class MemoryViT(ImageModel):
         return self.old_head(self.tokens(images)[:, 0])
 
 
-class SharedAttention(SelfAttention):
-    """The attention of the frozen ViT, whose `project` the task token uses too; so an export does not replace it."""
+def split_task(x: Tensor, memory: int = 0) -> tuple[Tensor, Tensor]:
+    """The tokens of the frozen ViT, (B, 1 + n, D), and the task token, (B, 1, D), without `memory` tokens after it."""
+    return torch.cat([x[:, :1], x[:, 2 + memory :]], dim=1), x[:, 1:2]
 
 
 class MemoryBlock(Block):
     """A block of the frozen ViT, and next to it the task token, which also attends to the block's `memory`."""
 
     def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
-        old, task = torch.cat([x[:, :1], x[:, 2:]], dim=1), x[:, 1:2]
         memory = self.get_parameter("memory").expand(x.shape[0], -1, -1)
-        q, k, v, _ = self.attn.project(self.norm1(torch.cat([task, old, memory], dim=1)), queries=1)
-        task = task + self.drop_path(self.ls1(self.attn.proj(merge_heads(attention(q, k, v)))))
-        task = task + self.drop_path(self.ls2(self.mlp(self.norm2(task))))
-        old = super().compute(old, grid, None, mask)  # the same operations as without memory
+        seen = self.norm1(torch.cat([x[:, :2], memory, x[:, 2:]], dim=1))
+        x = x + self.drop_path(self.ls1(self.attn(seen, grid, mask=mask)))
+        parts = split_task(x)  # in an MLP of more tokens, the old ones might be rounded differently
+        old, task = (part + self.drop_path(self.ls2(self.mlp(self.norm2(part)))) for part in parts)
         return torch.cat([old[:, :1], task, old[:, 1:]], dim=1)[:, :queries]
+
+
+class MemoryAttention(SelfAttention):
+    """The attention of the frozen ViT, and of its task token, which sees all: (B, 2 + m + n, D) → (B, N, D).
+
+    Memory is between the task token and the patches. In maps it attends to itself: there, a rollout ends.
+    """
+
+    def __init__(self, width: int, heads: int, memory: int) -> None:
+        super().__init__(width, heads)
+        self.memory = memory
+        self.proj = TaskLinear(width, memory)
+
+    def forward(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> Tensor:
+        assert mask is None, "the mask of the task token is its own"
+        assert queries is None, "the class token and the task token are computed apart"
+        old, task = split_task(x, self.memory)
+        memory = x[:, 2 : 2 + self.memory]
+        q, k, v, _ = super().project(old, grid)  # the same operations as without memory
+        y = merge_heads(attention(q, k, v))
+        q, k, v, _ = super().project(torch.cat([task, old, memory], dim=1), grid, queries=1)
+        y_task = merge_heads(attention(q, k, v))
+        return self.proj(torch.cat([y[:, :1], y_task, torch.zeros_like(memory), y[:, 1:]], dim=1))
+
+    def project(
+        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k and v of all tokens and memory, with a mask, for maps: `forward` computes the old tokens apart."""
+        assert mask is None, "the mask of the task token is its own"
+        q, k, v, _ = super().project(x, grid, queries=queries)
+        old = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
+        old[1 : 2 + self.memory] = False
+        shown = torch.eye(len(old), dtype=torch.bool, device=x.device) | (old & old[:, None])
+        shown[1] = True
+        return q, k, v, shown[:queries]
+
+
+class TaskLinear(nn.Linear):
+    """A linear map of the old tokens and, apart from them, of the task token; memory is dropped: (B, N, D)."""
+
+    def __init__(self, width: int, memory: int) -> None:
+        super().__init__(width, width)
+        self.memory = memory
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name in nn.Linear
+        old, task = (super(TaskLinear, self).forward(part) for part in split_task(input, self.memory))
+        return torch.cat([old[:, :1], task, old[:, 1:]], dim=1)
 
 
 PLAIN_FIELDS: dict[str, Any] = {  # of a ViT or DeiT that memory can be added to

@@ -6,6 +6,7 @@ max pool between levels let neighbours across a border meet. Public weights were
 GELU and TensorFlow's padding: timm runs them with the exact GELU, and its models without `_jx` have symmetric padding.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import isqrt
@@ -21,14 +22,15 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.contract import ImageModel, Level, make_patch_sizes
+from vitrail.models.contract import Level, make_patch_sizes
 from vitrail.models.family import Family
 from vitrail.models.init import init_small
 from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.same_padding import MaxPoolSame
-from vitrail.models.parts.stages import check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import WindowAttention, Windows
 
@@ -37,7 +39,7 @@ MAX_STAGES = 5  # in files of timm
 
 
 @dataclass(frozen=True, kw_only=True)
-class NesTConfig:
+class NesTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: int = 4
     channels: int = 3
@@ -47,8 +49,6 @@ class NesTConfig:
     heads: tuple[int, ...] = (3, 6, 12)  # attention heads per level, each width / heads wide
     activation: Literal["gelu", "gelu_tanh"] = "gelu_tanh"  # gelu: as in timm; logits differ by about 1e-3
     padding: Literal["same", "symmetric"] = "same"  # of the max pools; symmetric: as in timm's models without _jx
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last layer; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patches of the blocks at run time; the tables are resampled
 
@@ -70,14 +70,12 @@ def make_levels(config: NesTConfig) -> tuple[Level, ...]:
     return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "stages.{}.blocks.{}")
 
 
-class NesT(ImageModel):
-    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+class NesT(StagedModel):
+    """Attention within blocks of tokens, four of which become one from level to level."""
 
     config: NesTConfig
     first_filters = "patch_embed.proj.weight"
     one_size_export_reason = "its blocks of tokens are cut for one grid"
-    no_masking_reason = "its levels have different grids"
-    no_dropping_reason = "its blocks of tokens need a complete grid"
 
     def __init__(self, config: NesTConfig) -> None:
         super().__init__(config)
@@ -126,21 +124,10 @@ class NesT(ImageModel):
         assert isinstance(first, NesTStage)
         return first.tables(grid)
 
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
         for stage in self.stages:
             x, grid = stage(x, grid)
-        return x
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        (x, grid), maps = self.embed(images), list[Tensor]()
-        for stage in self.stages:
-            x, grid = stage(x, grid)
-            maps.append(unflatten_map(x, grid))
-        return maps
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
+            yield x, grid
 
 
 class NesTStage(nn.Module):

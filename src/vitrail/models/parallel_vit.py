@@ -23,9 +23,10 @@ from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
-from vitrail.models.init import init_layers
+from vitrail.models.init import init_as_deit
 from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts import encoder_names
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
@@ -34,7 +35,7 @@ Rates = tuple[float, float]  # dropout, stochastic depth
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelViTConfig:
+class ParallelViTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
@@ -47,8 +48,6 @@ class ParallelViTConfig:
     layer_scale: float | None = 1e-5  # the factor that a branch starts with, 1e-4 for the authors; none: no factor
     prefix_positions: bool = True  # whether the class token has a position; for the authors it has none
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # of every branch
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
@@ -92,13 +91,8 @@ class ParallelViT(ImageModel):
         self.init_weights()
 
     def draw_weights(self) -> None:
-        """Linear maps, class token and positions as in the authors' code, the rest as in a ViT; the head is zero."""
-        init_layers(self)
-        for layer in [module for module in self.modules() if isinstance(module, nn.Linear)]:
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-        for table in (self.cls_token, self.pos_embed):
-            nn.init.trunc_normal_(table, std=0.02)
+        """As in DeiT's code, which the authors' is based on; the head is zero."""
+        init_as_deit(self, self.cls_token, self.pos_embed)
         zero_head(self.head)
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:

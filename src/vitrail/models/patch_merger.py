@@ -5,7 +5,7 @@ second half of the blocks then costs almost nothing. B batch, n = h·w patches, 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,30 +13,20 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checks import check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.config_fields import EncoderConfig
 from vitrail.models.parts.head import make_head, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchMergerConfig:
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the merged tokens
-    width: int = 768  # channels of a token
-    depth: int = 12  # blocks
+class PatchMergerConfig(EncoderConfig):
     merged: int = 8  # tokens after the merger
     merge_after: int | None = None  # blocks before the merger; default: half of them
-    heads: int = 12  # attention heads, each width / heads wide
-    mlp_width: int | None = None  # default: 4·width
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
@@ -54,9 +44,9 @@ class MergedViT(ImageModel):
 
     config: PatchMergerConfig
     final_norm = ""  # `norm` is of merged tokens
+    merging_module = "merger"
     first_filters = "patch_embed.proj.weight"
     no_tokens_reason = "its merged tokens have no place in the image"
-    no_maps_reason = "after its merger, tokens have no place in the image"
     no_masking_reason = "after its merger, there is no token per patch"
 
     def __init__(self, config: PatchMergerConfig) -> None:

@@ -18,6 +18,7 @@ from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts import encoder_names
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
@@ -27,7 +28,7 @@ NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class PiTConfig:
+class PiTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: int = 16
     stride: int = 8  # pixels between patches; less than patch_size: they overlap
@@ -39,8 +40,6 @@ class PiTConfig:
     mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
     distilled: bool = False  # a distillation token next to the class token, with its own head
     answer: Literal["both", "class", "distill"] = "both"  # of a distilled model: the mean of both heads, or one of them
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # block i of n has the rate · i/n
     dynamic: bool = False  # accept any multiple of the stride at run time; the table is resampled
 

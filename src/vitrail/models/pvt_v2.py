@@ -14,15 +14,16 @@ from vitrail.errors import CheckpointError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import TWO_PARTS, make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention, ReducedGrid
-from vitrail.models.parts.stages import check_reductions, check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, flatten_map, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 NORM_EPS = 1e-6
@@ -30,7 +31,7 @@ POOLED = 7  # rows and columns of keys of the pooled variant
 
 
 @dataclass(frozen=True, kw_only=True)
-class PVTv2Config:
+class PVTv2Config(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square; the intended size, any other works too
     stride: int = 4  # pixels per token of the first stage; each next stage halves the grid
     channels: int = 3
@@ -41,9 +42,6 @@ class PVTv2Config:
     reductions: tuple[int, ...] = (8, 4, 2, 1)  # rows and columns of tokens that become one key, per stage
     mlp_ratios: tuple[float, ...] = (8.0, 8.0, 4.0, 4.0)  # width of the MLP, in widths of a token, per stage
     pooled: bool = False  # keys are the means of 7×7 equal parts of the grid, so that the cost is linear: b2_li
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: ClassVar[bool] = True  # takes any size at run time
 
     def __post_init__(self) -> None:
@@ -67,15 +65,14 @@ def make_levels(config: PVTv2Config) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-class PVTv2(ImageModel):
-    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+class PVTv2(StagedModel):
+    """Overlapping patches, and keys of a strided convolution or of means."""
 
     config: PVTv2Config
     first_filters = "patch_embed.proj.weight"
     normed_maps = True
     one_size_export_reason = "its grids are rounded up, which torch.export does not trace"
     no_masking_reason = "they overlap"
-    no_dropping_reason = "its convolutions need a complete grid"
 
     def __init__(self, config: PVTv2Config) -> None:
         super().__init__(config)
@@ -134,10 +131,6 @@ class PVTv2(ImageModel):
             x = stage.get_submodule("norm")(x)
             maps.append(unflatten_map(x, grid))
         return maps
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
 
 
 class PVTv2Stage(nn.Module):

@@ -15,28 +15,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
+from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.contract import ImageModel, ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.init import init_small_linear
 from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.windows import OffsetBias, TokenWindows, WindowAttention
+from vitrail.models.parts.windows import OffsetBias, TokenWindows, WindowAttention, WindowMixing, init_offset_biases
 
 NORM_EPS = 1e-6
 MAP_NORM_EPS = 1e-5  # of norms between convolutions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegionViTConfig:
+class RegionViTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square; the intended size, others work too
     patch_size: int = 4  # pixels of a local token in the first stage; each next stage joins 2×2 tokens
     channels: int = 3
@@ -48,9 +49,6 @@ class RegionViTConfig:
     widths: tuple[int, ...] = (64, 128, 256, 512)  # channels of a token, per stage; each a multiple of the one before
     heads: tuple[int, ...] = (2, 4, 8, 16)  # attention heads per stage, each width / heads wide
     mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: ClassVar[bool] = True  # takes other sizes at run time
 
     def __post_init__(self) -> None:
@@ -99,9 +97,7 @@ class RegionViT(ImageModel):
     def draw_weights(self) -> None:
         """As in the authors' code; the head is zero."""
         init_small_linear(self)
-        for module in self.modules():
-            if isinstance(module, OffsetBias):
-                nn.init.trunc_normal_(module.table, std=0.02)
+        init_offset_biases(self)
         zero_head(self.head)
 
     def run_stages(self, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -178,13 +174,15 @@ class RegionStage(nn.Module):
         self.window = config.window
         self.block = nn.ModuleList([RegionDownsample(config.widths[stage - 1], width) if stage else nn.Identity()])
         for number in range(config.stages[stage]):
+            hidden = round(config.mlp_ratio * width)
+            depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
             block = RegionBlock(
                 width,
                 config.heads[stage],
-                round(config.mlp_ratio * width),
+                hidden,
                 norm_eps=NORM_EPS,
                 dropout=config.dropout,
-                stochastic_depth=scale_rate(config.stochastic_depth, before + number, sum(config.stages)),
+                stochastic_depth=depth_rate,
             )
             block.norm0 = nn.LayerNorm(width, NORM_EPS)
             block.attn = RegionAttention(width, config.heads[stage], config.window, dropout=config.attention_dropout)
@@ -266,6 +264,7 @@ class RegionAttention(WindowAttention):
 
     def __init__(self, width: int, heads: int, window: int, *, dropout: float = 0.0) -> None:
         super().__init__(width, heads, pair(window), OffsetBias(heads, pair(window)), dropout=dropout)
+        self.mixing = WindowMixing(dropout)
 
     def cut(self, grid: Grid) -> TokenWindows:
         return TokenWindows(grid, self.window)
@@ -273,7 +272,7 @@ class RegionAttention(WindowAttention):
     def mix_regions(self, regions: Tensor) -> Tensor:
         """(B, R, D) → (B, R, D)"""
         q, k, v, _ = SelfAttention.project(self, regions)
-        return self.proj(merge_heads(attention(q, k, v, dropout=self.dropout if self.training else 0.0)))
+        return self.proj(merge_heads(self.mixing(q, k, v)))
 
     def project(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None

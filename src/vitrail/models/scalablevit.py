@@ -17,15 +17,17 @@ from vitrail.layers.attention import AttentionLayer, attention, merge_heads, spl
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
 from vitrail.models.parts.stages import (
+    StagedModel,
     check_reductions,
     check_stages,
     check_windows,
@@ -41,7 +43,7 @@ KEY_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalableViTConfig:
+class ScalableViTConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square; the intended size, others work too
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
@@ -54,9 +56,6 @@ class ScalableViTConfig:
     key_ratios: tuple[float, ...] = (1.25, 1.25, 1.25, 1.0)  # width of these keys, in widths of a token, per stage
     mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
     head_width: int = 4096  # of the layer before the logits
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: ClassVar[bool] = True  # takes other sizes at run time
 
     def __post_init__(self) -> None:
@@ -84,14 +83,11 @@ def make_levels(config: ScalableViTConfig) -> tuple[Level, ...]:
     return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "stages.{}.{}")
 
 
-class ScalableViT(ImageModel):
-    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+class ScalableViT(StagedModel):
+    """Attention within connected windows and of all tokens to a few keys, in turn."""
 
     config: ScalableViTConfig
     first_filters = "patch_embeds.0.proj.weight"
-    one_size_export_reason = "its windows are cut for one grid"
-    no_masking_reason = "its levels have different grids"
-    no_dropping_reason = "its windows need a complete grid"
 
     def __init__(self, config: ScalableViTConfig) -> None:
         super().__init__(config)
@@ -122,12 +118,7 @@ class ScalableViT(ImageModel):
         self.check_images(images)
         return self.patch_embeds[0](images)
 
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
-        *_, (x, _) = self.run_stages(x, grid)
-        return x
-
     def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
-        """The tokens after each stage, and their grid."""
         stages: list[Any] = list(self.stages)
         for stage, blocks in enumerate(stages):
             if stage:
@@ -137,13 +128,6 @@ class ScalableViT(ImageModel):
                 x = block(x, grid)
                 x = x if number else self.pos_block[stage](x, grid)
             yield x, grid
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        return [unflatten_map(x, grid) for x, grid in self.run_stages(*self.embed(images))]
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
 
 
 def make_wide_head(width: int, hidden: int, classes: int) -> nn.Sequential | nn.Identity:
@@ -160,14 +144,9 @@ def make_blocks_of_stage(config: ScalableViTConfig, stage: int) -> nn.ModuleList
     ratio, rate = config.reductions[stage], config.attention_dropout
     blocks = nn.ModuleList()
     for number in range(config.stages[stage]):
-        block = Block(
-            width,
-            heads,
-            round(config.mlp_ratio * width),
-            norm_eps=NORM_EPS,
-            dropout=config.dropout,
-            stochastic_depth=scale_rate(config.stochastic_depth, before + number, sum(config.stages)),
-        )
+        hidden = round(config.mlp_ratio * width)
+        depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
+        block = Block(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
         if number % 2 == 0:
             block.attn = ConnectedWindowAttention(width, heads, pair(config.windows[stage]), dropout=rate)
         elif ratio == 1:

@@ -18,16 +18,24 @@ from vitrail.layers.attention import SelfAttention, attention, merge_heads, spli
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import check_stages, check_windows, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    check_windows,
+    flatten_map,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.windows import TokenWindows, WindowAttention, Windows
+from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows
 
 NORM_EPS = 1e-6
 WINDOW_NORM_EPS = 1e-5
@@ -35,7 +43,7 @@ TRAINED_SIZE = 224  # of the authors' models, for files without a config
 
 
 @dataclass(frozen=True, kw_only=True)
-class SepViTConfig:
+class SepViTConfig(DropRates):
     image_size: Size = TRAINED_SIZE  # rows, columns; one number for a square
     channels: int = 3
     classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
@@ -46,9 +54,6 @@ class SepViTConfig:
     windows: tuple[int, ...] = (7, 7, 7, 7)  # rows and columns of a window of even blocks, per stage
     odd_windows: tuple[int, ...] = (7, 14, 14, 7)  # and of odd blocks; one that exceeds the grid shrinks to it
     mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept other sizes of whole windows at run time; window tokens are resampled
 
     def __post_init__(self) -> None:
@@ -97,14 +102,11 @@ def make_levels(config: SepViTConfig) -> tuple[Level, ...]:
     return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "blocks.{}.{}")
 
 
-class SepViT(ImageModel):
-    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+class SepViT(StagedModel):
+    """Attention within windows, then between them, in each block."""
 
     config: SepViTConfig
     first_filters = "patch_embeds.0.proj.weight"
-    one_size_export_reason = "its windows are cut for one grid"
-    no_masking_reason = "its levels have different grids"
-    no_dropping_reason = "its windows need a complete grid"
 
     def __init__(self, config: SepViTConfig) -> None:
         super().__init__(config)
@@ -137,12 +139,7 @@ class SepViT(ImageModel):
         self.check_images(images)
         return self.patch_embeds[0](images)
 
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
-        *_, (x, _) = self.run_stages(x, grid)
-        return x
-
     def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
-        """The tokens after each stage, and their grid."""
         for stage, (embed, blocks, place) in enumerate(
             zip(self.patch_embeds, self.blocks, self.pos_block, strict=True)
         ):
@@ -154,13 +151,6 @@ class SepViT(ImageModel):
                 x = block(x, grid)
             yield x, grid
 
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        return [unflatten_map(x, grid) for x, grid in self.run_stages(*self.embed(images))]
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
-
 
 def make_stage_blocks(config: SepViTConfig, stage: int, grid: Grid) -> nn.ModuleList:
     """The blocks of a stage; those of one window have no window tokens."""
@@ -169,16 +159,14 @@ def make_stage_blocks(config: SepViTConfig, stage: int, grid: Grid) -> nn.Module
     for number, side_length in enumerate(config.list_windows(stage)):
         counts = (grid[0] // min(side_length, grid[0]), grid[1] // min(side_length, grid[1]))
         several = counts != (1, 1)
-        block = (WindowTokenBlock if several else Block)(
-            width,
-            heads,
-            round(config.mlp_ratio * width),
-            norm_eps=NORM_EPS,
-            dropout=config.dropout,
-            stochastic_depth=scale_rate(config.stochastic_depth, before + number, sum(config.stages)),
+        kind = WindowTokenBlock if several else Block
+        hidden = round(config.mlp_ratio * width)
+        depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
+        block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
+        rate = config.attention_dropout
+        block.attn = (SeparableAttention if several else DepthwiseAttention)(
+            width, heads, pair(side_length), dropout=rate
         )
-        kind = SeparableAttention if several else DepthwiseAttention
-        block.attn = kind(width, heads, pair(side_length), dropout=config.attention_dropout)
         if isinstance(block, WindowTokenBlock):
             block.win_tokens = nn.Parameter(torch.empty(1, width, *counts))
         blocks.append(block)
@@ -220,6 +208,7 @@ class SeparableAttention(WindowAttention):
         super().__init__(width, heads, window, dropout=dropout)
         self.win_tokens_norm = nn.LayerNorm(width, WINDOW_NORM_EPS)
         self.window_qk = nn.Linear(width, 2 * width)
+        self.mixing = WindowMixing(dropout)
 
     def cut(self, grid: Grid) -> TokenWindows:
         return TokenWindows(grid, (min(self.window[0], grid[0]), min(self.window[1], grid[1])))
@@ -238,15 +227,16 @@ class SeparableAttention(WindowAttention):
     ) -> Tensor:
         q, k, v, mask = self.project(x, grid, mask, queries)
         assert grid is not None
-        windows, rate = self.cut(grid), self.dropout if self.training else 0.0
-        y = windows.split(x) + merge_heads(attention(q, k, v, mask, rate))  # (B·W, 1 + m, D)
+        windows = self.cut(grid)
+        inside = attention(q, k, v, mask, self.dropout if self.training else 0.0)
+        y = windows.split(x) + merge_heads(inside)  # (B·W, 1 + m, D)
         count, size = math.prod(windows.counts), math.prod(windows.size)
         tokens, places = y[:, 0].unflatten(0, (-1, count)), y[:, 1:]
         q, k = self.project_windows(tokens)
         whole = (
             places.unflatten(0, (-1, count)).unflatten(3, (self.heads, -1)).permute(0, 3, 1, 2, 4)
         )  # (B, H, W, m, K)
-        mixed = attention(q, k, whole.flatten(3), dropout=rate)  # (B, H, W, m·K)
+        mixed = self.mixing(q, k, whole.flatten(3))  # (B, H, W, m·K)
         mixed = mixed.unflatten(3, (size, -1)).permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 1)  # (B·W, m, D)
         return self.proj(Windows(grid, windows.size).join(mixed + places))
 

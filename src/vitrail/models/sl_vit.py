@@ -22,6 +22,7 @@ from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_le
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.name_entries import make_entry, make_same_name_entries
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
@@ -30,7 +31,7 @@ SHIFTS = ((-1, -1), (-1, 1), (1, -1), (1, 1))  # rows, columns, in half patches
 
 
 @dataclass(frozen=True, kw_only=True)
-class SLViTConfig:
+class SLViTConfig(DropRates):
     image_size: Size = 32  # rows, columns; one number for a square
     patch_size: Size = 4
     channels: int = 3
@@ -42,8 +43,6 @@ class SLViTConfig:
     shifted_patches: bool = True  # SPT; otherwise a token reads its patch alone
     local_attention: bool = True  # LSA; otherwise as in a ViT
     norm_eps: float = 1e-5
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block; 0.1 in the paper
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 

@@ -6,6 +6,7 @@ torchvision and transformers; timm shifts before it pads, so that its outputs di
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,16 +18,17 @@ from vitrail.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.contract import ImageModel, Level, make_patch_sizes
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.contract import Level, make_patch_sizes
 from vitrail.models.family import Family
 from vitrail.models.init import init_small_linear
 from vitrail.models.parts import swin_names
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.qv_bias import KeylessBiasLinear
-from vitrail.models.parts.stages import check_stages, check_windows, unflatten_map
-from vitrail.models.parts.windows import OffsetBias, WindowAttention, look_up_offsets
+from vitrail.models.parts.stages import StagedModel, check_stages, check_windows
+from vitrail.models.parts.windows import OffsetBias, WindowAttention, init_offset_biases, look_up_offsets
 
 NORM_EPS = 1e-5
 BIAS_WIDTH = 512  # of the MLP that computes the biases of Swin-V2
@@ -34,7 +36,7 @@ MAX_BIAS = 16.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwinConfig:
+class SwinConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 4
     channels: int = 3
@@ -46,9 +48,6 @@ class SwinConfig:
     windows: int | tuple[int, ...] = 7  # rows and columns of a window, per stage or one number for all
     trained_windows: tuple[int, ...] | None = None  # of version 2 in pre-training, which scale offsets; none: `windows`
     mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time
 
     def __post_init__(self) -> None:
@@ -66,14 +65,11 @@ class SwinConfig:
         check_grid(pair(self.image_size), patch)
 
 
-class Swin(ImageModel):
-    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+class Swin(StagedModel):
+    """Attention within windows, which every second block shifts by half a window."""
 
     config: SwinConfig
     first_filters = "patch_embed.proj.weight"
-    one_size_export_reason = "its windows are cut for one grid"
-    no_masking_reason = "its levels have different grids"
-    no_dropping_reason = "its windows need a complete grid"
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
@@ -84,18 +80,13 @@ class Swin(ImageModel):
         self.patch_embed = PatchEmbed(config.widths[0], patch, config.channels)
         self.patch_norm = nn.LayerNorm(config.widths[0], NORM_EPS)
         self.pos_drop = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList()
+        self.layers, kind = nn.ModuleList(), Block if config.version == 1 else PostNormBlock
         for stage, (level, depth) in enumerate(zip(self.levels, config.stages, strict=True)):
-            blocks = nn.ModuleList()
+            blocks, hidden = nn.ModuleList(), round(config.mlp_ratio * level.width)
             for number in range(depth):
-                block = (Block if config.version == 1 else PostNormBlock)(
-                    level.width,
-                    config.heads[stage],
-                    round(config.mlp_ratio * level.width),
-                    norm_eps=NORM_EPS,
-                    dropout=config.dropout,
-                    stochastic_depth=scale_rate(config.stochastic_depth, count + number, total),
-                )
+                rate = scale_rate(config.stochastic_depth, count + number, total)
+                width, heads, dropout = level.width, config.heads[stage], config.dropout
+                block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=dropout, stochastic_depth=rate)
                 block.attn = make_attention(config, stage, level.grid, shifted=number % 2 == 1)
                 blocks.append(block)
             count += depth
@@ -108,10 +99,9 @@ class Swin(ImageModel):
     def draw_weights(self) -> None:
         """As in the authors' code: version 2 starts as the identity, since its last norms are zero; so is the head."""
         init_small_linear(self)
+        init_offset_biases(self)
         for module in self.modules():
-            if isinstance(module, OffsetBias):
-                nn.init.trunc_normal_(module.table, std=0.02)
-            elif isinstance(module, CosineAttention):
+            if isinstance(module, CosineAttention):
                 nn.init.constant_(module.logit_scale, math.log(10))
                 nn.init.zeros_(module.qkv.get_parameter("qv_bias"))
             elif isinstance(module, PostNormBlock):
@@ -126,21 +116,10 @@ class Swin(ImageModel):
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # each attention adds its own
         return self.pos_drop(patches)
 
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
         for stage in self.layers:
             x, grid = stage(x, grid)
-        return x
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        (x, grid), maps = self.embed(images), list[Tensor]()
-        for stage in self.layers:
-            x, grid = stage(x, grid)
-            maps.append(unflatten_map(x, grid))
-        return maps
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
+            yield x, grid
 
 
 def make_levels(config: SwinConfig) -> tuple[Level, ...]:

@@ -16,6 +16,7 @@ from vitrail.layers.attention import SelfAttention, attention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.contract import ImageModel, unwrap_compiled
+from vitrail.models.parts.blocks import list_plain_blocks
 
 SUPPORTED_MODELS_HINT = (
     "expected a ViT, DeiT, hybrid or T2T-ViT that adds its positions once, before the first block; or merge 0"
@@ -49,16 +50,8 @@ def add_token_merging(model: nn.Module, per_layer: int) -> nn.Module:
 
 def count_mergeable_patches(model: nn.Module) -> int:
     """The number of patches of a model that supports merging; an error for other models."""
-    kind = type(model).__name__
-    if not isinstance(model, ImageModel) or len(model.levels) > 1 or not model.final_norm:
-        raise ConfigError(f"{kind} has no blocks of tokens to merge; {SUPPORTED_MODELS_HINT}")
-    blocks: list[Any] = [model.get_submodule(name) for level in model.levels for name in level.blocks]
-    if isinstance(blocks[0], MergingBlocks):
-        raise ConfigError(f"this {kind} merges tokens already; expected the model it was made from")
-    if any(type(block) is not Block or type(block.attn) is not SelfAttention for block in blocks):
-        raise ConfigError(
-            f"{kind} has its own kind of blocks, which do not support merged tokens; {SUPPORTED_MODELS_HINT}"
-        )
+    blocks = list_plain_blocks(model, MergingBlocks, "merge", SUPPORTED_MODELS_HINT)
+    assert isinstance(model, ImageModel)
     if model.no_dropping_reason:
         positions = "several" if blocks[0].attn.positions is None else "none"
         raise ConfigError(f"{model.no_dropping_reason}, and a merged token has {positions}; {SUPPORTED_MODELS_HINT}")

@@ -18,6 +18,7 @@ from vitrail.layers.attention import SelfAttention, attention, attention_weights
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.contract import ImageModel, unwrap_compiled
+from vitrail.models.parts.blocks import list_plain_blocks
 
 NO_GRID_REASON = "its layers drop tokens, more or fewer for each image"
 SUPPORTED_MODELS_HINT = (
@@ -49,18 +50,14 @@ def add_token_sampling(model: nn.Module, first: int = 3, samples: int | None = N
 
 def count_patches(model: nn.Module) -> tuple[int, int]:
     """The numbers of patches and blocks of a model that supports sampling; an error for other models."""
-    kind = type(model).__name__
-    if not isinstance(model, ImageModel) or len(model.levels) > 1 or not model.final_norm:
-        raise ConfigError(f"{kind} has no blocks of tokens to sample; {SUPPORTED_MODELS_HINT}")
-    blocks: list[Any] = [model.get_submodule(name) for level in model.levels for name in level.blocks]
-    if isinstance(blocks[0], SamplingBlocks):
-        raise ConfigError(f"this {kind} samples tokens already; expected the model it was made from")
-    if any(type(block) is not Block or type(block.attn) is not SelfAttention for block in blocks):
-        raise ConfigError(f"{kind} has its own kind of blocks, which do not support sampling; {SUPPORTED_MODELS_HINT}")
+    blocks = list_plain_blocks(model, SamplingBlocks, "sample", SUPPORTED_MODELS_HINT)
+    assert isinstance(model, ImageModel)
     if model.no_dropping_reason:
         raise ConfigError(f"{model.no_dropping_reason}, so none can be dropped; {SUPPORTED_MODELS_HINT}")
     if not model.classifier_tokens or "class" not in model.prefix_tokens[:1]:
-        raise ConfigError(f"the head of this {kind} does not read a class token; {SUPPORTED_MODELS_HINT}")
+        raise ConfigError(
+            f"the head of this {type(model).__name__} does not read a class token; {SUPPORTED_MODELS_HINT}"
+        )
     return model.grid[0] * model.grid[1], len(blocks)
 
 

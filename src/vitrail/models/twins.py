@@ -5,6 +5,7 @@ positions, so images may have any multiple of the last stride. Grids without who
 is masked, as in the authors' code for dense prediction; timm lets tokens attend to it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,15 +14,23 @@ from torch import Tensor, nn
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
-from vitrail.models.parts.stages import check_reductions, check_stages, check_windows, make_stage_levels, unflatten_map
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_reductions,
+    check_stages,
+    check_windows,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import MaskedWindowAttention
 
@@ -29,7 +38,7 @@ NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwinsConfig:
+class TwinsConfig(DropRates):
     image_size: Size = 224  # rows, columns; one number for a square; the intended size, others work too
     patch_size: int = 4  # pixels of a token in the first stage; each next stage joins 2×2 tokens
     channels: int = 3
@@ -45,9 +54,6 @@ class TwinsConfig:
         1,
     )  # rows and columns of tokens that become one key of odd blocks, per stage
     mlp_ratio: float = 4.0  # width of the MLP, in widths of a token
-    dropout: float = field(default=0.0, metadata=RATE)
-    attention_dropout: float = field(default=0.0, metadata=RATE)
-    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: ClassVar[bool] = True  # takes other sizes at run time
 
     def __post_init__(self) -> None:
@@ -61,14 +67,11 @@ class TwinsConfig:
         check_reductions(self.reductions, make_levels(self))
 
 
-class Twins(ImageModel):
-    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D)."""
+class Twins(StagedModel):
+    """Attention within windows and of all tokens to a few keys, in turn."""
 
     config: TwinsConfig
     first_filters = "patch_embeds.0.proj.weight"
-    one_size_export_reason = "its windows are cut for one grid"
-    no_masking_reason = "its levels have different grids"
-    no_dropping_reason = "its windows need a complete grid"
 
     def __init__(self, config: TwinsConfig) -> None:
         super().__init__(config)
@@ -90,13 +93,10 @@ class Twins(ImageModel):
             width, heads = config.widths[stage], config.heads[stage]
             blocks = nn.ModuleList()
             for number in range(depth):
+                hidden = round(config.mlp_ratio * width)
+                depth_rate = scale_rate(config.stochastic_depth, count + number, sum(config.stages))
                 block = Block(
-                    width,
-                    heads,
-                    round(config.mlp_ratio * width),
-                    norm_eps=NORM_EPS,
-                    dropout=config.dropout,
-                    stochastic_depth=scale_rate(config.stochastic_depth, count + number, sum(config.stages)),
+                    width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate
                 )
                 rate, window = config.attention_dropout, pair(config.windows[stage])
                 if number % 2:
@@ -112,7 +112,7 @@ class Twins(ImageModel):
         self.init_weights()
 
     def draw_weights(self) -> None:
-        """As in the authors' code; the head is zero."""
+        """As in PVT's code, which the authors' is based on; the head is zero."""
         init_as_pvt(self)
         zero_head(self.head)
 
@@ -120,10 +120,10 @@ class Twins(ImageModel):
         self.check_images(images)
         return self.patch_embeds[0](images)
 
-    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
         for stage in range(len(self.blocks)):
             x, grid = self.run_stage(stage, x, grid)
-        return x
+            yield x, grid
 
     def run_stage(self, stage: int, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
         """Join 2×2 tokens, but in the first stage; then its blocks: (B, n, D)."""
@@ -134,17 +134,6 @@ class Twins(ImageModel):
             x = block(x, grid)
             x = x if number else self.pos_block[stage](x, grid)
         return x, grid
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        (x, grid), maps = self.embed(images), list[Tensor]()
-        for stage in range(len(self.blocks)):
-            x, grid = self.run_stage(stage, x, grid)
-            maps.append(unflatten_map(x, grid))
-        return maps
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
 
 
 def make_levels(config: TwinsConfig) -> tuple[Level, ...]:

@@ -1,16 +1,16 @@
-"""Models of several stages: checks of their configs, their levels, and tokens as maps.
+"""Models of several stages: checks of their configs, their levels, tokens as maps, and what such models share.
 
 B batch, n = h·w tokens, D width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.layers.positions import Grid
 from vitrail.models.checks import check_grid, pair
-from vitrail.models.contract import Level
+from vitrail.models.contract import ImageModel, Level
 
 
 def check_stages(stages: tuple[int, ...], **parts: tuple[float, ...]) -> None:
@@ -78,3 +78,31 @@ def flatten_map(x: Tensor) -> Tensor:
 def unflatten_map(tokens: Tensor, grid: Grid) -> Tensor:
     """(B, n, D) → (B, D, h, w)"""
     return tokens.transpose(1, 2).unflatten(2, grid)
+
+
+class StagedModel(ImageModel):
+    """(B, C, H, W) → logits (B, classes), or without a head the mean of the tokens (B, D).
+
+    A model that halves its grid from stage to stage. It writes `run_stages`; with another head, `logits` too.
+    """
+
+    one_size_export_reason = "its windows are cut for one grid"
+    no_masking_reason = "its levels have different grids"
+    no_dropping_reason = "its stages need a complete grid"
+
+    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
+        """The tokens after each stage, and their grid: (B, n, D) → (B, n, D), …"""
+        raise NotImplementedError
+
+    def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
+        after = x
+        for after, _ in self.run_stages(x, grid):  # noqa: B007  # the last one is returned, the others are freed
+            pass
+        return after
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        return [unflatten_map(x, grid) for x, grid in self.run_stages(*self.embed(images))]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
+        return self.head(tokens.mean(1))

@@ -120,6 +120,13 @@ class OffsetBias(nn.Module):
         return look_up_offsets(self.table, size)
 
 
+def init_offset_biases(model: nn.Module) -> None:
+    """Draw the tables of all biases by offset."""
+    for module in model.modules():
+        if isinstance(module, OffsetBias):
+            nn.init.trunc_normal_(module.table, std=0.02)
+
+
 def mirror_offsets(table: Tensor) -> Tensor:
     """A table by offset from one by distance in rows and columns: (H, r, c) → (H, 2r−1, 2c−1)."""
     table = torch.cat([table[:, 1:].flip(1), table], dim=1)
@@ -192,6 +199,17 @@ class WindowAttention(SelfAttention):
         assert grid is not None
         y = merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0))
         return self.cut(grid).join(self.proj(y))
+
+
+class WindowMixing(nn.Module):
+    """Attention of windows to each other, a module so that its weights can be captured: (B, H, W, V) → (B, H, W, V)."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, dropout=self.dropout if self.training else 0.0)
 
 
 class MaskedWindowAttention(WindowAttention):

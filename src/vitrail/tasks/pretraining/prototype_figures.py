@@ -55,7 +55,7 @@ def compute_class_attention(model: ImageModel, images: Tensor) -> Tensor | None:
     def capture(module: nn.Module, given: Any, named: dict[str, Any]) -> None:
         assert isinstance(module, SelfAttention)
         grid = given[1] if len(given) > 1 else named.get("grid")
-        captured.append(module.weights(given[0], grid)[:, :, 0, model.prefix :])
+        captured.append(module.weights(given[0], grid)[:, :, 0, -model.grid[0] * model.grid[1] :])
 
     with attention.register_forward_pre_hook(capture, with_kwargs=True):
         model.tokens(images)
