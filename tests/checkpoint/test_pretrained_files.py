@@ -17,9 +17,11 @@ import vitrail
 from vitrail.checkpoint import read
 from vitrail.checkpoint.imagenet_classes import expand_imagenet_labels, list_imagenet_labels, read_imagenet_classes
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
+from vitrail.checkpoint.pretrained_files import RESTRICTED_LICENSES
 from vitrail.errors import CheckpointError, CheckpointWarning
 from vitrail.files import get_cache_folder
 from vitrail.inspection.checkpoints.file_inspection import inspect_file
+from vitrail.models.pretrained import read_pretrained_table
 
 TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 REPOSITORY = f"timm/{TINY}"
@@ -81,6 +83,11 @@ def test_a_restricted_licence_is_said_once_when_weights_are_downloaded(hub: Fake
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert locate_or_download_checkpoint("vit_base_patch16_224.mae") == folder
+
+
+def test_every_licence_of_the_table_is_open_or_is_said() -> None:
+    licences = {each.license for weights in read_pretrained_table().values() for each in weights}
+    assert licences == {"apache-2.0", "mit", "bsd-3-clause", *RESTRICTED_LICENSES}
 
 
 def test_a_named_model_has_class_names_and_preprocessing(tiny_hub: FakeHub) -> None:

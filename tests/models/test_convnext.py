@@ -102,7 +102,7 @@ def test_initial_weights() -> None:
 
 
 def test_invalid_configs_and_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 stages and 2 widths; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"widths is \(.*\) for 4 stages; expected 4 numbers"):
         ConvNeXtConfig(widths=(96, 192))
     with pytest.raises(ConfigError, match=r"image of 28×28 pixels; expected at least 32×32, a position of the last"):
         ConvNeXtConfig(image_size=28)

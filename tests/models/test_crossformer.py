@@ -151,7 +151,7 @@ def test_initial_weights_rates_and_gradients() -> None:
 
 
 def test_invalid_configs_and_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 stages and 2 intervals; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"intervals is \(.*\) for 4 stages; expected 4 numbers"):
         CrossFormerConfig(intervals=(2, 1))
     with pytest.raises(ConfigError, match=r"kernels is \(4, 7\); expected the smallest first, and all even or all odd"):
         replace(TOY, kernels=(4, 7))

@@ -150,7 +150,7 @@ def test_any_size_and_only_the_class_token() -> None:
 
 
 def test_invalid_configs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"3 stages and 2 heads; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"heads is \(.*\) for 3 stages; expected 3 numbers"):
         CvTConfig(heads=(2, 4))
     with pytest.raises(ConfigError, match=r"width 64 cannot be divided by 3 heads"):
         CvTConfig(heads=(3, 3, 3))

@@ -72,7 +72,15 @@ def test_presets_are_those_of_timm(name: str) -> None:
     assert (theirs.default_cfg["num_classes"] == 0) == (ours.config.classes == 0)
 
 
-@pytest.mark.parametrize("name", ["vit_small_plus_patch16_dinov3_qkvb", "eva02_tiny_patch14_336"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_small_plus_patch16_dinov3_qkvb",
+        "vit_huge_plus_patch16_dinov3",
+        "vit_7b_patch16_dinov3",
+        "eva02_tiny_patch14_336",
+    ],
+)
 def test_presets_are_inferred_from_shapes(name: str) -> None:
     check_preset_is_inferred(name)
 

@@ -125,7 +125,7 @@ def test_sequences_are_spread_over_the_grid() -> None:
 
 
 def test_invalid_configs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"3 stages and 2 widths; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"widths is \(.*\) for 3 stages; expected 3 numbers"):
         replace(TOY, widths=(8, 16))
     with pytest.raises(ConfigError, match=r"a width of 12 channels; expected a multiple of 8"):
         replace(TOY, widths=(8, 12, 24))

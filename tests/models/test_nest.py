@@ -162,7 +162,7 @@ def test_initial_weights() -> None:
 def test_invalid_configs_and_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"232×224 pixels; expected a multiple of 16×16.* to 224×224"):
         NesTConfig(image_size=(232, 224))
-    with pytest.raises(ConfigError, match=r"3 stages and 2 widths; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"widths is \(.*\) for 3 stages; expected 3 numbers"):
         NesTConfig(widths=(96, 192))
     with pytest.raises(ConfigError, match=r"80×64 pixels; expected 64×64, which the model was built for"):
         toy()(images(80, 64))

@@ -1,4 +1,4 @@
-"""PVTv2: outputs equal to timm at any size, weights by name and back, inspection, errors."""
+"""PVTv2: outputs equal to timm and transformers at any size, weights by name and back, inspection, errors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +10,18 @@ import timm
 import torch
 from safetensors.torch import save_file
 from support.family_checks import check_learning, measure_export_difference
-from support.layout_round_trip import check_round_trip, max_output_difference
+from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
 from torch import Tensor
+from transformers import PvtV2Config, PvtV2ForImageClassification, PvtV2Model
 
 import vitrail
 from vitrail.checkpoint import read, write
+from vitrail.checkpoint.config_from_shapes import infer_config
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
+from vitrail.models.catalog import find_preset
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.train.optim import list_weights
 
@@ -95,11 +98,11 @@ def test_initial_weights() -> None:
 
 
 def test_invalid_configs_and_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 stages and 2 reductions; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"reductions is \(.*\) for 4 stages; expected 4 numbers"):
         PVTv2Config(reductions=(8, 4))
-    with pytest.raises(ConfigError, match=r"4 stages and 1 mlp_ratios; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"mlp_ratios is \(.*\) for 4 stages; expected 4 numbers"):
         PVTv2Config(mlp_ratios=(4.0,))
-    with pytest.raises(ConfigError, match=r"a reduction of 8 of 7×7 tokens; expected less"):
+    with pytest.raises(ConfigError, match=r"a reduction of 8 for a grid of 7×7 tokens; expected at most"):
         PVTv2Config(image_size=28)
     with pytest.raises(ConfigError, match=r"a grid of 1×16 tokens; expected at least 2×2, which become one key"):
         toy()(images(4, 64))
@@ -176,3 +179,49 @@ FASHION = "image_size=28 stages=[2,2] widths=[48,96] heads=[1,2] reductions=[2,1
 @pytest.mark.timeout(900)
 def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
     check_learning("pvt_v2_b0", FASHION, tmp_path)
+
+
+def of_transformers(*, pooled: bool) -> Any:
+    sizes: dict[str, Any] = {"hidden_sizes": [16, 32], "num_attention_heads": [2, 4], "depths": [2, 1]}
+    sizes |= {"sr_ratios": [2, 1], "mlp_ratios": [2, 3], "patch_sizes": [7, 3], "strides": [4, 2], "num_labels": 5}
+    config = PvtV2Config(**sizes, num_encoder_blocks=2, image_size=64, linear_attention=pooled)
+    return add_weight_noise(PvtV2ForImageClassification(config))
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["reduced", "pooled"])
+@torch.no_grad()
+def test_folders_of_transformers(pooled: bool, tmp_path: Path) -> None:
+    """Its norms of embeddings and keys have an epsilon of 1e-6, where the authors and timm have 1e-5."""
+    other, x = of_transformers(pooled=pooled), images(64, 96)
+    other.save_pretrained(tmp_path / "theirs")
+    checkpoint = check_round_trip(tmp_path / "theirs", tmp_path / "back", to="hf")
+    assert checkpoint.model.config == replace(TOY, pooled=pooled)
+    opened = PvtV2ForImageClassification.from_pretrained(tmp_path / "back")
+    assert_same_tensors(opened.state_dict(), other.state_dict())
+    assert opened.config.sr_ratios == list(checkpoint.model.config.reductions)
+    for name, module in other.named_modules():
+        if name.endswith(("patch_embedding.layer_norm", "attention.layer_norm")):
+            assert module.eps == 1e-6
+            module.eps = 1e-5
+    assert max_output_difference(checkpoint.model, lambda x: other(x).logits, (64, 96)) <= 1e-5
+    maps = other(x, output_hidden_states=True).hidden_states
+    for mine, its in zip(checkpoint.model.feature_maps(x), maps, strict=True):
+        assert (mine - its).abs().max() <= 1e-5
+
+
+def test_models_without_a_head_and_odd_mlps_in_transformers(tmp_path: Path) -> None:
+    write(toy(classes=0), tmp_path / "headless", "hf")
+    assert_same_tensors(
+        PvtV2Model.from_pretrained(tmp_path / "headless").state_dict(), read_tensors(tmp_path / "headless")
+    )
+    assert read(tmp_path / "headless").model.config == replace(TOY, classes=0)
+    with pytest.raises(CheckpointError, match=r"mlp_ratios is \(2.5, 3.0\), which transformers cannot represent"):
+        write(toy(mlp_ratios=(2.5, 3.0)), tmp_path / "odd", "hf")
+
+
+def test_given_heads_are_used_for_published_widths() -> None:
+    with torch.device("meta"):
+        tensors = vitrail.create("pvt_v2_b0").state_dict()
+    family, _ = find_preset("pvt_v2_b0")
+    assert infer_config(tensors, family, {}).config["heads"] == (1, 2, 5, 8)
+    assert infer_config(tensors, family, {"heads": (2, 4, 5, 8)}).config["heads"] == (2, 4, 5, 8)

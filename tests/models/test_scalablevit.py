@@ -122,13 +122,13 @@ def test_initial_weights_rates_and_gradients() -> None:
 
 
 def test_invalid_configs_and_sizes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"2 stages and 1 key_ratios; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"key_ratios is \(.*\) for 2 stages; expected 2 numbers"):
         replace(TOY, key_ratios=(1.0,))
     with pytest.raises(ConfigError, match=r"a key ratio of 1.5 with a reduction of 1; expected 1"):
         replace(TOY, key_ratios=(1.5, 1.5))
     with pytest.raises(ConfigError, match=r"keys of 1.3 × 16 channels and 2 heads; expected a multiple of the heads"):
         replace(TOY, key_ratios=(1.3, 1.0))
-    with pytest.raises(ConfigError, match=r"a reduction of 16 of 14×14 tokens; expected less"):
+    with pytest.raises(ConfigError, match=r"a reduction of 16 for a grid of 14×14 tokens; expected at most"):
         replace(TOY, reductions=(16, 1))
     with pytest.raises(ConfigError, match=r"60×56 pixels; expected a multiple of 8×8"):
         toy()(images(60, 56))

@@ -132,9 +132,9 @@ def test_window_tokens_are_resampled_for_another_size(tmp_path: Path) -> None:
 
 
 def test_invalid_configs_and_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 stages and 2 odd_windows; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"odd_windows is \(.*\) for 4 stages; expected 4 numbers"):
         SepViTConfig(odd_windows=(7, 7))
-    with pytest.raises(ConfigError, match=r"windows of 7×7 for a grid of 64×64 tokens; .* images of 252×252"):
+    with pytest.raises(ConfigError, match=r"256×256 pixels; expected one of whole windows .* example to 224×224"):
         SepViTConfig(image_size=256)
     with pytest.raises(ConfigError, match=r"64×64 pixels; expected 64×32, which the model was built for"):
         toy()(images(64, 64))

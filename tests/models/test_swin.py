@@ -234,8 +234,17 @@ def test_weights_of_a_sibling_are_told_apart(tmp_path: Path) -> None:
     """Swin-V2 is never read as a Swin: the version is in the names."""
     torch.save(of_timm(2).state_dict(), tmp_path / "v2.pth")
     assert read(tmp_path / "v2.pth").model.config.version == 2
-    with pytest.raises(CheckpointError, match=r"v2.pth does not fit its config: 8 missing"):
-        read(tmp_path / "v2.pth", version=1)
+    torch.save(of_timm(1).state_dict(), tmp_path / "v1.pth")
+    for version, other in ((1, 2), (2, 1)):
+        with pytest.raises(CheckpointError, match=f"version is {version} in the checkpoint, not {other}; only these"):
+            read(tmp_path / f"v{version}.pth", version=other)
+        write(toy(version), tmp_path / f"hf{version}", "hf")
+    cards = {version: tmp_path / f"hf{version}" / "config.json" for version in (1, 2)}
+    texts = {version: card.read_text() for version, card in cards.items()}
+    for version, kind, other in ((1, "swin", "swinv2"), (2, "swinv2", "swin")):
+        cards[version].write_text(texts[3 - version])
+        with pytest.raises(CheckpointError, match=f"has the tensors of a {kind}, but model_type '{other}' in its conf"):
+            read(tmp_path / f"hf{version}")
 
 
 def test_other_windows_and_sizes(tmp_path: Path) -> None:
@@ -292,9 +301,9 @@ def test_recomputed_activations_give_equal_gradients() -> None:
 
 
 def test_invalid_configs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 stages and 2 windows; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"windows is \(.*\) for 4 stages; expected 4 numbers"):
         SwinConfig(windows=(7, 7))
-    with pytest.raises(ConfigError, match=r"4 stages and 3 widths; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"widths is \(.*\) for 4 stages; expected 4 numbers"):
         SwinConfig(widths=(96, 192, 384))
     with pytest.raises(ConfigError, match=r"width 96 cannot be divided by 5 heads"):
         SwinConfig(heads=(5, 6, 12, 24))

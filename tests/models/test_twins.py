@@ -127,9 +127,9 @@ def test_initial_weights_and_rates() -> None:
 
 
 def test_invalid_configs_and_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"4 stages and 2 windows; expected one per stage"):
+    with pytest.raises(ConfigError, match=r"windows is \(.*\) for 4 stages; expected 4 numbers"):
         TwinsConfig(windows=(7, 7))
-    with pytest.raises(ConfigError, match=r"a reduction of 8 of 4×4 tokens; expected less"):
+    with pytest.raises(ConfigError, match=r"a reduction of 8 for a grid of 4×4 tokens; expected at most"):
         TwinsConfig(image_size=32, stages=(2, 2), widths=(16, 32), heads=(1, 2), windows=(7, 7), reductions=(2, 8))
     with pytest.raises(ConfigError, match=r"230×224 pixels; expected a multiple of 32×32.* to 224×224"):
         TwinsConfig(image_size=(230, 224))

@@ -43,8 +43,9 @@ def infer_config(tensors: Mapping[str, Tensor], family: Family, known: Mapping[s
     check_family_support(family, inferred.fields, known)
     sizes, doubts = infer_image_size(shapes, inferred, known, has_choice="prefix_positions" in supported)
     fields = {name: value for name, value in (inferred.fields | sizes).items() if name in supported}
-    fields |= {name: value for name, value in known.items() if name in supported and name != "image_size"}
-    if "heads" in inferred.fields:
+    given = {name: value for name, value in known.items() if name in supported and name != "image_size"}
+    fields |= {name: value for name, value in given.items() if name != "version"}  # the tensors say which one it is
+    if "heads" in inferred.fields and not isinstance(known.get("heads"), tuple | list):  # per stage: as published
         fields["heads"] = inferred.fields["heads"]
     elif "heads" in supported and "heads" not in fields:
         fields["heads"] = infer_heads(family, fields)[0]
@@ -196,8 +197,8 @@ def infer_heads(family: Family, config: Mapping[str, Any]) -> tuple[int, bool]:
     mlp_width = config.get("mlp_width") or family.checkpoint.mlp_ratio * width
     if (width, depth, mlp_width) in HEADS_BY_SHAPE:
         return HEADS_BY_SHAPE[width, depth, mlp_width], True
-    families = [each for each in load_built_in_families() if each.checkpoint.heads_by_width]
-    heads = find_published_heads(width, mlp_width, families)
+    others = [each for each in load_built_in_families() if each.checkpoint.heads_by_width]
+    heads = find_published_heads(width, mlp_width, [family, *others])
     if heads is not None:
         return heads, True
     if width % 64:

@@ -19,6 +19,7 @@ RESTRICTED_LICENSES = {
     "cc-by-nc-4.0": "which forbids commercial use",
     "fair-noncommercial-research-license": "which allows non-commercial research only",
     "dinov3-license": "which forbids some uses and must be passed on with the weights",
+    "cvnets-license": "which is Apple's own and must be passed on with the weights",
 }
 
 

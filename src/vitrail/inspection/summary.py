@@ -116,8 +116,10 @@ class ForwardTrace:
         for module in twin.modules():
             module.register_forward_pre_hook(self.before_forward)
             module.register_forward_hook(self.after_forward)
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                module.eval()  # one image has no statistics for a map of one place
         for _, head in twin.heads if isinstance(twin, ImageModel) else ():
-            twin.get_submodule(head).eval()  # one image has no statistics for a batch norm of its pooled features
+            twin.get_submodule(head).eval()  # nor for its pooled features
         with FlopCounterMode(display=False) as self.counter, torch.no_grad():
             if (
                 isinstance(twin, ImageModel) and not twin.no_tokens_reason

@@ -132,13 +132,15 @@ def check_patch_config(config: Any) -> None:
     check_grid(pair(config.image_size), pair(config.patch_size))
 
 
-def check_grid(image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
+def check_grid(
+    image: tuple[int, int], patch: tuple[int, int], unit: str = "the pixels of one token"
+) -> tuple[int, int]:
     """Rows and columns of tokens in an image, whose size must be a multiple of the patch (or a hybrid's stride)."""
     if image[0] % patch[0] or image[1] % patch[1] or 0 in image:
         near = tuple(max(round(i / p), 1) * p for i, p in zip(image, patch, strict=True))
         raise ConfigError(
             f"image of {image[0]}×{image[1]} pixels; expected a multiple of {patch[0]}×{patch[1]}, "
-            f"the pixels of one token: resize or crop it, for example to {near[0]}×{near[1]}"
+            f"{unit}: resize or crop it, for example to {near[0]}×{near[1]}"
         )
     return (image[0] // patch[0], image[1] // patch[1])
 

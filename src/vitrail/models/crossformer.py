@@ -25,7 +25,14 @@ from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    check_windows,
+    flatten_map,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.tensor_shapes import (
     count_classes,
     count_distinct_numbers_in_names,
@@ -67,6 +74,8 @@ class CrossFormerConfig(DropRates):
         for kernels, widths in ((self.kernels, self.widths[:1]), (self.merge_kernels, self.widths[1:])):
             for width in widths:
                 split_width(width, len(kernels))
+        first, last = self.kernels[0], self.kernels[0] * self.merge_kernels[0] ** (len(self.stages) - 1)
+        check_windows(self.windows, pair(self.image_size), pair(first), pair(last))
         make_levels(self)
 
 

@@ -10,20 +10,20 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
 from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
-from vitrail.models.name_entries import make_same_name_entries
+from vitrail.models.name_entries import TWO_PARTS, make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention, ReducedGrid
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, flatten_map, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 NORM_EPS = 1e-6
@@ -50,9 +50,8 @@ class PVTv2Config(DropRates):
         check_stages(self.stages, widths=self.widths, mlp_ratios=self.mlp_ratios, **parts)
         for width, heads in zip(self.widths, self.heads, strict=True):
             check_heads(width, heads)
-        for level, ratio in zip(make_levels(self), self.reductions, strict=True):
-            if min(level.grid) < ratio and not self.pooled:
-                raise ConfigError(f"a reduction of {ratio} of {level.grid[0]}×{level.grid[1]} tokens; expected less")
+        if not self.pooled:
+            check_reductions(self.reductions, make_levels(self))
 
 
 def make_levels(config: PVTv2Config) -> tuple[Level, ...]:
@@ -213,6 +212,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
     kernels = [shapes.get(f"{name}attn.sr.weight", (0,))[-1] for name in first]
     pooled, widths = set(kernels) == {1}, tuple(shape[1] for shape in hidden)
+    halvings = range(len(stages) - 1, -1, -1)  # after each stage; pooled ones do not use their reductions
     fields = {
         "image_size": (224, 224),
         "stride": (kernel + 1) // 2,
@@ -220,7 +220,9 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
         "classes": count_classes(shapes, "head.weight"),
         "stages": stages,
         "widths": widths,
-        "reductions": PVTv2Config().reductions if pooled else tuple(max(each, 1) for each in kernels),
+        "reductions": tuple(
+            max(each, 2**later if pooled else 1) for each, later in zip(kernels, halvings, strict=True)
+        ),
         "mlp_ratios": tuple(shape[0] / shape[1] for shape in hidden),
         "pooled": pooled,
     }
@@ -241,6 +243,53 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return {"architecture": "pvt_v2_b2", "num_classes": config["classes"], "model_args": arguments}
 
 
+def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
+    if any(ratio % 1 for ratio in config["mlp_ratios"]):
+        raise CheckpointError(
+            f"mlp_ratios is {config['mlp_ratios']}, which transformers cannot represent; expected whole numbers"
+        )
+    later = len(config["stages"]) - 1
+    return {
+        "architectures": ["PvtV2ForImageClassification" if config["classes"] else "PvtV2Model"],
+        "model_type": "pvt_v2",
+        "image_size": config["image_size"],
+        "num_channels": config["channels"],
+        "num_encoder_blocks": len(config["stages"]),
+        "depths": config["stages"],
+        "sr_ratios": config["reductions"],
+        "hidden_sizes": config["widths"],
+        "patch_sizes": [2 * config["stride"] - 1, *[3] * later],
+        "strides": [config["stride"], *[2] * later],
+        "num_attention_heads": config["heads"],
+        "mlp_ratios": [int(ratio) for ratio in config["mlp_ratios"]],
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": config["dropout"],
+        "attention_probs_dropout_prob": config["attention_dropout"],
+        "drop_path_rate": config["stochastic_depth"],
+        "layer_norm_eps": NORM_EPS,
+        "qkv_bias": True,
+        "linear_attention": config["pooled"],
+        "dtype": "float32",
+    }
+
+
+BLOCK, HF_STAGE, HF_BLOCK = "stages.#.blocks.#.", "encoder.layers.#.", "encoder.layers.#.blocks.#."
+HF_TABLE = (
+    make_entry("encoder.layers.0.patch_embedding.proj.*", "patch_embed.proj.*"),
+    make_entry("encoder.layers.0.patch_embedding.layer_norm.*", "patch_embed.norm.*"),
+    make_entry(f"{HF_STAGE}patch_embedding.proj.*", "stages.#.downsample.proj.*"),
+    make_entry(f"{HF_STAGE}patch_embedding.layer_norm.*", "stages.#.downsample.norm.*"),
+    make_entry(f"{HF_STAGE}layer_norm.*", "stages.#.norm.*"),
+    *(make_entry(f"{HF_BLOCK}layer_norm_{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)),
+    make_entry(f"{HF_BLOCK}attention.query.*", f"{BLOCK}attn.q.*"),
+    make_entry([f"{HF_BLOCK}attention.{part}.*" for part in ("key", "value")], f"{BLOCK}attn.kv.*", TWO_PARTS),
+    make_entry(f"{HF_BLOCK}attention.proj.*", f"{BLOCK}attn.proj.*"),
+    make_entry(f"{HF_BLOCK}attention.spatial_reduction.*", f"{BLOCK}attn.sr.*"),
+    make_entry(f"{HF_BLOCK}attention.layer_norm.*", f"{BLOCK}attn.norm.*"),
+    *(make_entry(f"{HF_BLOCK}mlp.dense{n}.*", f"{BLOCK}mlp.fc{n}.*") for n in (1, 2)),
+    make_entry(f"{HF_BLOCK}mlp.dwconv.dwconv.*", f"{BLOCK}mlp.dwconv.*"),
+    make_entry("classifier.*", "head.*"),
+)
 PARTS = ("norm1", "norm2", "mlp.fc#", "mlp.dwconv", "attn.q", "attn.kv", "attn.proj", "attn.sr", "attn.norm")
 SOURCES = (
     side.SourceNames(
@@ -248,7 +297,7 @@ SOURCES = (
         table=(
             *make_same_name_entries("patch_embed.proj.*", "patch_embed.norm.*", "stages.#.norm.*", "head.*"),
             *make_same_name_entries("stages.#.downsample.proj.*", "stages.#.downsample.norm.*"),
-            *make_same_name_entries(*(f"stages.#.blocks.#.{part}.*" for part in PARTS)),
+            *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in PARTS)),
         ),
         markers=("patch_embed.proj.weight", "stages.0.blocks.0.attn.kv.weight", "stages.0.blocks.0.mlp.dwconv.weight"),
         supported={"stride": (4,)},
@@ -261,6 +310,19 @@ SOURCES = (
             ),
             "argument_fields": {"num_heads": "heads"},
             "pretrained_cfg": {"crop_pct": 0.9},
+        },
+    ),
+    side.SourceNames(
+        layout="hf",
+        table=HF_TABLE,
+        markers=("encoder.layers.0.patch_embedding.proj.weight", "encoder.layers.0.blocks.0.mlp.dwconv.dwconv.weight"),
+        card=make_hf_card,
+        details={
+            "model_type": "pvt_v2",
+            "norm_eps": NORM_EPS,
+            "imagenet_mean": True,
+            "argument_fields": {"num_attention_heads": "heads"},
+            "any_size": True,
         },
     ),
 )

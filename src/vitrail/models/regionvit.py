@@ -64,7 +64,8 @@ class RegionViTConfig(DropRates):
                 f"convolutions for patches of {self.patch_size} pixels and a width of {self.widths[0]}; expected "
                 "4 pixels and a multiple of 4, or convolutions=False"
             )
-        check_grid(pair(self.image_size), pair(self.patch_size * self.window))
+        tokens = f"a region of {self.window}×{self.window} tokens"
+        check_grid(pair(self.image_size), pair(self.patch_size * self.window), tokens)
 
 
 class RegionViT(ImageModel):

@@ -26,7 +26,15 @@ from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_reductions,
+    check_stages,
+    check_windows,
+    flatten_map,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import MaskedWindowAttention
 
@@ -54,7 +62,11 @@ class ScalableViTConfig(DropRates):
         check_fields(self)
         parts = {"heads": self.heads, "windows": self.windows, "reductions": self.reductions}
         check_stages(self.stages, widths=self.widths, key_ratios=self.key_ratios, **parts)
-        for stage, level in enumerate(make_levels(self)):
+        last = pair(self.stride * 2 ** (len(self.stages) - 1))
+        check_windows(self.windows, pair(self.image_size), pair(self.stride), last)
+        levels = make_levels(self)
+        check_reductions(self.reductions, levels)
+        for stage, level in enumerate(levels):
             ratio, keys = self.reductions[stage], self.key_ratios[stage]
             check_heads(level.width, self.heads[stage])
             if ratio == 1 and keys != 1:
@@ -64,8 +76,6 @@ class ScalableViTConfig(DropRates):
             if keys * level.width % self.heads[stage]:
                 given = f"keys of {keys} × {level.width} channels and {self.heads[stage]} heads"
                 raise ConfigError(f"{given}; expected a multiple of the heads")
-            if min(level.grid) < ratio:
-                raise ConfigError(f"a reduction of {ratio} of {level.grid[0]}×{level.grid[1]} tokens; expected less")
 
 
 def make_levels(config: ScalableViTConfig) -> tuple[Level, ...]:

@@ -26,7 +26,14 @@ from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    check_windows,
+    flatten_map,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows
 
@@ -53,16 +60,37 @@ class SepViTConfig(DropRates):
         check_fields(self)
         parts = {"heads": self.heads, "windows": self.windows, "odd_windows": self.odd_windows}
         check_stages(self.stages, widths=self.widths, **parts)
-        for stage, level in enumerate(make_levels(self)):
-            check_heads(level.width, self.heads[stage])
-            for window in self.list_windows(stage):
-                if any(side % min(window, side) for side in level.grid):
-                    least = level.stride[0] * window
-                    near = [max(round(side / least), 1) * least for side in pair(self.image_size)]
-                    raise ConfigError(
-                        f"windows of {window}×{window} for a grid of {level.grid[0]}×{level.grid[1]} tokens; expected "
-                        f"whole windows: another window, or for example images of {near[0]}×{near[1]}"
-                    )
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            check_heads(width, heads)
+        rows, columns = pair(self.image_size)
+        if not (self.has_whole_windows(rows) and self.has_whole_windows(columns)):
+            raise ConfigError(
+                f"image of {rows}×{columns} pixels; expected one of whole windows in every stage: resize or crop it, "
+                f"for example to {self.find_nearest_side(rows)}×{self.find_nearest_side(columns)}, or use other windows"
+            )
+        windows = self.windows + self.odd_windows
+        check_windows(windows, (rows, columns), pair(self.stride), pair(self.whole))
+
+    def has_whole_windows(self, side: int) -> bool:
+        """Whether the grids of all stages are made of whole windows along a side of so many pixels."""
+        strides = [self.stride * 2**stage for stage in range(len(self.stages))]
+        return side % strides[-1] == 0 and not any(
+            side // stride % min(window, side // stride)
+            for stage, stride in enumerate(strides)
+            for window in self.list_windows(stage)
+        )
+
+    def find_nearest_side(self, side: int) -> int:
+        """The side nearest to this one that has whole windows, in pixels."""
+        last, least = self.stride * 2 ** (len(self.stages) - 1), self.stride * max(self.windows + self.odd_windows)
+        near = sorted(range(last, 2 * side + last, last), key=lambda other: abs(other - side))
+        return next((other for other in near if other >= least and self.has_whole_windows(other)), self.whole)
+
+    @property
+    def whole(self) -> int:
+        """Pixels whose multiples have whole windows in every stage."""
+        windows = [(stage, window) for stage in range(len(self.stages)) for window in self.list_windows(stage)]
+        return math.lcm(*(self.stride * 2**stage * window for stage, window in windows))
 
     def list_windows(self, stage: int) -> list[int]:
         """The windows of the blocks of a stage."""
@@ -83,8 +111,7 @@ class SepViT(StagedModel):
     def __init__(self, config: SepViTConfig) -> None:
         super().__init__(config)
         self.levels = make_levels(config)
-        steps = [w * level.stride[0] for n, level in enumerate(self.levels) for w in config.list_windows(n)]
-        whole = pair(math.lcm(*steps))
+        whole = pair(config.whole)
         self.sizes = ImageSizes(multiple=whole, minimum=whole) if config.dynamic else ImageSizes()
         self.heads = (("mean", "head"),) if config.classes else ()
         strides = (config.stride, *(2 for _ in config.widths[1:]))

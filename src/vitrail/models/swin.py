@@ -27,7 +27,7 @@ from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.qv_bias import KeylessBiasLinear
-from vitrail.models.parts.stages import StagedModel, check_stages
+from vitrail.models.parts.stages import StagedModel, check_stages, check_windows
 from vitrail.models.parts.windows import OffsetBias, WindowAttention, init_offset_biases, look_up_offsets
 
 NORM_EPS = 1e-5
@@ -60,7 +60,9 @@ class SwinConfig(DropRates):
             check_heads(width, heads)
         if self.trained_windows is not None and self.version == 1:
             raise ConfigError("trained_windows of a Swin of version 1, whose biases are a table; expected none")
-        check_grid(pair(self.image_size), pair(self.patch_size))
+        patch = pair(self.patch_size)
+        check_windows(windows, pair(self.image_size), patch, patch)
+        check_grid(pair(self.image_size), patch)
 
 
 class Swin(StagedModel):

@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.name_entries import make_same_name_entries
@@ -24,7 +23,14 @@ from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
-from vitrail.models.parts.stages import StagedModel, check_stages, make_stage_levels, unflatten_map
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_reductions,
+    check_stages,
+    check_windows,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.tensor_shapes import (
     count_stage_blocks,
     describe_stages,
@@ -61,12 +67,9 @@ class TwinsConfig(DropRates):
         check_stages(self.stages, widths=self.widths, **parts)
         for width, heads in zip(self.widths, self.heads, strict=True):
             check_heads(width, heads)
-        rows, columns = check_grid(pair(self.image_size), pair(self.patch_size * 2 ** (len(self.stages) - 1)))
-        for stage, ratio in enumerate(reversed(self.reductions)):
-            if min(rows, columns) * 2**stage < ratio:
-                raise ConfigError(
-                    f"a reduction of {ratio} of {rows * 2**stage}×{columns * 2**stage} tokens; expected less"
-                )
+        last = pair(self.patch_size * 2 ** (len(self.stages) - 1))
+        check_windows(self.windows, pair(self.image_size), pair(self.patch_size), last)
+        check_reductions(self.reductions, make_levels(self))
 
 
 class Twins(StagedModel):

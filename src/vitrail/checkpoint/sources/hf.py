@@ -1,7 +1,8 @@
 """transformers: folders of ViT, DeiT and DINOv2, with the names on disk and those in memory since v5."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from math import floor
 from pathlib import Path
@@ -106,7 +107,8 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         default_fields=fields,
         assumed_preprocessing=contents.preprocessor is None,
     )
-    translated = layout.translate_checkpoint(contents, model)
+    with name_wrong_model_type(contents, source):
+        translated = layout.translate_checkpoint(contents, model)
     rows, columns = translated.description.config["image_size"]
     cropped, size_warnings = read_processor_output_size(contents.preprocessor or {}), list[str]()
     if cropped not in (None, (rows, columns)):
@@ -133,6 +135,21 @@ def find_model_type(contents: RawContents, tensors: Mapping[str, Tensor]) -> Fam
             f"{contents.path} has model_type {kind!r} of transformers; expected one of {', '.join(list_model_types())}"
         )
     return same[0]
+
+
+@contextmanager
+def name_wrong_model_type(contents: RawContents, source: SourceNames) -> Generator[None]:
+    """If tensors do not fit because config.json is that of another model, say so."""
+    try:
+        yield
+    except CheckpointError:
+        found, kind = find_source(NAME, strip_model_prefix(contents)), source.details["model_type"]
+        if found is None or kind in list_types(found[1]):
+            raise
+        raise CheckpointError(
+            f"{contents.path} has the tensors of a {found[1].details['model_type']}, but model_type {kind!r} in its "
+            f"{CONFIG_FILE}; expected the {CONFIG_FILE} of these weights"
+        ) from None
 
 
 def fields_from_config(config: Mapping[str, Any], source: SourceNames, swiglu: bool, pooled: bool) -> dict[str, Any]:

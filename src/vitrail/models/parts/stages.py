@@ -19,7 +19,34 @@ def check_stages(stages: tuple[int, ...], **parts: tuple[float, ...]) -> None:
         raise ConfigError("stages is (); expected at least one number, the blocks of a stage")
     for name, values in parts.items():
         if len(values) != len(stages):
-            raise ConfigError(f"{len(stages)} stages and {len(values)} {name}; expected one per stage")
+            raise ConfigError(
+                f"{name} is {values} for {len(stages)} stages; expected {len(stages)} numbers, one per stage"
+            )
+
+
+def check_windows(windows: tuple[int, ...], image: Grid, stride: Grid, multiple: Grid) -> None:
+    """Check that no window exceeds the grid of the first stage; it may exceed later ones, to which it shrinks.
+
+    `stride` has the pixels per token of the first stage; images are made of multiples.
+    """
+    window, grid = max(windows), tuple(-(-side // step) for side, step in zip(image, stride, strict=True))
+    if window > max(grid):
+        least = [-(-window * step // by) * by for step, by in zip(stride, multiple, strict=True)]
+        raise ConfigError(
+            f"a window of {window}×{window} for a grid of {grid[0]}×{grid[1]} tokens in the first stage; expected at "
+            f"most {max(grid)}×{max(grid)}: use a smaller window, or images of {least[0]}×{least[1]} pixels or more"
+        )
+
+
+def check_reductions(reductions: tuple[int, ...], levels: Sequence[Level]) -> None:
+    """Check that each stage has the tokens that become one key."""
+    least = max(ratio * level.stride[0] for ratio, level in zip(reductions, levels, strict=True))
+    for ratio, level in zip(reductions, levels, strict=True):
+        if min(level.grid) < ratio:
+            raise ConfigError(
+                f"a reduction of {ratio} for a grid of {level.grid[0]}×{level.grid[1]} tokens; expected at most "
+                f"{min(level.grid)}, or images of at least {least}×{least} pixels"
+            )
 
 
 def make_stage_levels(
