@@ -25,21 +25,14 @@ from vitrail.models.name_entries import make_entry, make_same_name_entries
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import (
-    StagedModel,
-    check_stages,
-    check_windows,
-    flatten_map,
-    make_stage_levels,
-    unflatten_map,
-)
+from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import (
     count_classes,
     count_distinct_numbers_in_names,
     count_stage_blocks,
     get_tensor_shape,
 )
-from vitrail.models.parts.windows import MaskedWindowAttention, Windows, look_up_offsets
+from vitrail.models.parts.windows import MaskedWindowAttention, Windows, check_windows, look_up_offsets
 
 NORM_EPS = 1e-5
 BIAS_RATIO = 16  # widths of a token per width of the MLP that computes biases
@@ -133,8 +126,14 @@ class CrossFormer(StagedModel):
 
 
 def make_levels(config: CrossFormerConfig) -> tuple[Level, ...]:
-    strides = [config.kernels[0] * config.merge_kernels[0] ** stage for stage in range(len(config.stages))]
-    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "layers.{}.blocks.{}")
+    return make_stage_levels(
+        config.image_size,
+        config.kernels[0],
+        config.widths,
+        config.stages,
+        "layers.{}.blocks.{}",
+        config.merge_kernels[0],
+    )
 
 
 class CrossFormerStage(nn.Module):

@@ -71,8 +71,7 @@ class NesTConfig(DropRates):
 
 
 def make_levels(config: NesTConfig) -> tuple[Level, ...]:
-    strides = [config.patch_size * 2**stage for stage in range(len(config.stages))]
-    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "stages.{}.blocks.{}")
+    return make_stage_levels(config.image_size, config.patch_size, config.widths, config.stages, "stages.{}.blocks.{}")
 
 
 class NesT(StagedModel):

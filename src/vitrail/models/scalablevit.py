@@ -30,13 +30,12 @@ from vitrail.models.parts.stages import (
     StagedModel,
     check_reductions,
     check_stages,
-    check_windows,
     flatten_map,
     make_stage_levels,
     unflatten_map,
 )
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.windows import MaskedWindowAttention
+from vitrail.models.parts.windows import MaskedWindowAttention, check_windows
 
 NORM_EPS = 1e-6
 KEY_NORM_EPS = 1e-5
@@ -79,8 +78,7 @@ class ScalableViTConfig(DropRates):
 
 
 def make_levels(config: ScalableViTConfig) -> tuple[Level, ...]:
-    strides = [config.stride * 2**stage for stage in range(len(config.stages))]
-    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "stages.{}.{}")
+    return make_stage_levels(config.image_size, config.stride, config.widths, config.stages, "stages.{}.{}")
 
 
 class ScalableViT(StagedModel):

@@ -26,16 +26,9 @@ from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import (
-    StagedModel,
-    check_stages,
-    check_windows,
-    flatten_map,
-    make_stage_levels,
-    unflatten_map,
-)
+from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows
+from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows, check_windows
 
 NORM_EPS = 1e-6
 WINDOW_NORM_EPS = 1e-5
@@ -98,8 +91,7 @@ class SepViTConfig(DropRates):
 
 
 def make_levels(config: SepViTConfig) -> tuple[Level, ...]:
-    strides = [config.stride * 2**stage for stage in range(len(config.stages))]
-    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "blocks.{}.{}")
+    return make_stage_levels(config.image_size, config.stride, config.widths, config.stages, "blocks.{}.{}")
 
 
 class SepViT(StagedModel):

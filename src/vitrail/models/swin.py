@@ -27,8 +27,8 @@ from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.qv_bias import KeylessBiasLinear
-from vitrail.models.parts.stages import StagedModel, check_stages, check_windows
-from vitrail.models.parts.windows import OffsetBias, WindowAttention, init_offset_biases, look_up_offsets
+from vitrail.models.parts.stages import StagedModel, check_stages
+from vitrail.models.parts.windows import OffsetBias, WindowAttention, check_windows, init_offset_biases, look_up_offsets
 
 NORM_EPS = 1e-5
 BIAS_WIDTH = 512  # of the MLP that computes the biases of Swin-V2

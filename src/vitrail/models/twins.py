@@ -23,21 +23,14 @@ from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention
-from vitrail.models.parts.stages import (
-    StagedModel,
-    check_reductions,
-    check_stages,
-    check_windows,
-    make_stage_levels,
-    unflatten_map,
-)
+from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, make_stage_levels, unflatten_map
 from vitrail.models.parts.tensor_shapes import (
     count_stage_blocks,
     describe_stages,
     find_published_heads,
     get_tensor_shape,
 )
-from vitrail.models.parts.windows import MaskedWindowAttention
+from vitrail.models.parts.windows import MaskedWindowAttention, check_windows
 
 NORM_EPS = 1e-6
 
@@ -142,8 +135,7 @@ class Twins(StagedModel):
 
 
 def make_levels(config: TwinsConfig) -> tuple[Level, ...]:
-    strides = [config.patch_size * 2**stage for stage in range(len(config.stages))]
-    return make_stage_levels(pair(config.image_size), strides, config.widths, config.stages, "blocks.{}.{}")
+    return make_stage_levels(config.image_size, config.patch_size, config.widths, config.stages, "blocks.{}.{}")
 
 
 PRESETS = {

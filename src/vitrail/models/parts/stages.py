@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.layers.positions import Grid
-from vitrail.models.checks import check_grid, pair
+from vitrail.models.checks import Size, check_grid, pair
 from vitrail.models.contract import ImageModel, Level
 
 
@@ -24,20 +24,6 @@ def check_stages(stages: tuple[int, ...], **parts: tuple[float, ...]) -> None:
             )
 
 
-def check_windows(windows: tuple[int, ...], image: Grid, stride: Grid, multiple: Grid) -> None:
-    """Check that no window exceeds the grid of the first stage; it may exceed later ones, to which it shrinks.
-
-    `stride` has the pixels per token of the first stage; images are made of multiples.
-    """
-    window, grid = max(windows), tuple(-(-side // step) for side, step in zip(image, stride, strict=True))
-    if window > max(grid):
-        least = [-(-window * step // by) * by for step, by in zip(stride, multiple, strict=True)]
-        raise ConfigError(
-            f"a window of {window}×{window} for a grid of {grid[0]}×{grid[1]} tokens in the first stage; expected at "
-            f"most {max(grid)}×{max(grid)}: use a smaller window, or images of {least[0]}×{least[1]} pixels or more"
-        )
-
-
 def check_reductions(reductions: tuple[int, ...], levels: Sequence[Level]) -> None:
     """Check that each stage has the tokens that become one key."""
     least = max(ratio * level.stride[0] for ratio, level in zip(reductions, levels, strict=True))
@@ -50,13 +36,14 @@ def check_reductions(reductions: tuple[int, ...], levels: Sequence[Level]) -> No
 
 
 def make_stage_levels(
-    image: Grid, strides: Sequence[int], widths: tuple[int, ...], stages: tuple[int, ...], block: str
+    image: Size, stride: int, widths: tuple[int, ...], stages: tuple[int, ...], block: str, factor: int = 2
 ) -> tuple[Level, ...]:
     """One level per stage; the image is a multiple of the last stride. `block` is a name with its stage and number."""
-    check_grid(image, pair(strides[-1]))
+    strides = [stride * factor**stage for stage in range(len(stages))]
+    check_grid(pair(image), pair(strides[-1]))
     return tuple(
         Level(
-            grid=check_grid(image, pair(stride)),
+            grid=check_grid(pair(image), pair(stride)),
             stride=pair(stride),
             width=widths[stage],
             blocks=tuple(block.format(stage, number) for number in range(stages[stage])),

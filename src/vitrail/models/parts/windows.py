@@ -15,6 +15,20 @@ from vitrail.layers.attention import SelfAttention, attention, join_masks, merge
 from vitrail.layers.positions import Grid
 
 
+def check_windows(windows: tuple[int, ...], image: Grid, stride: Grid, multiple: Grid) -> None:
+    """Check that no window exceeds the grid of the first stage; it may exceed later ones, to which it shrinks.
+
+    `stride` has the pixels per token of the first stage; images are made of multiples.
+    """
+    window, grid = max(windows), tuple(-(-side // step) for side, step in zip(image, stride, strict=True))
+    if window > max(grid):
+        least = [-(-window * step // by) * by for step, by in zip(stride, multiple, strict=True)]
+        raise ConfigError(
+            f"a window of {window}×{window} for a grid of {grid[0]}×{grid[1]} tokens in the first stage; expected at "
+            f"most {max(grid)}×{max(grid)}: use a smaller window, or images of {least[0]}×{least[1]} pixels or more"
+        )
+
+
 @dataclass(frozen=True)
 class Windows:
     """A grid cut into windows from the top left; the last ones are padded with zeros.
