@@ -113,7 +113,7 @@ def train(entry: Entry, data: str, out: Path, minutes: float) -> None:
 
 def describe(entry: Entry, out: Path) -> Sequence[str]:
     folder = out / entry.folder
-    model = vitrail.load(str(folder))
+    model = vitrail.load(str(folder / "model"))
     last = RunFolder(folder).read_records()[-1]
     name = entry.label if entry.seed == 0 else f"{entry.label}, seed {entry.seed}"
     macs, parameters = summarize(model).macs, sum(weight.numel() for weight in model.parameters())

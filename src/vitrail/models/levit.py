@@ -8,6 +8,7 @@ token of every second row attends to all tokens, which halves the grid.
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import sqrt
 from typing import Literal
 
@@ -202,10 +203,22 @@ def look_up_distances(table: Tensor, grid: Grid, step: int = 1) -> Tensor:
     """The bias of every `step`-th token of every `step`-th row with all tokens: (H, h, w) → (H, n/step², n)."""
     if (table.shape[1], table.shape[2]) != grid:
         table = resample_distances(table, grid)
-    rows, columns = (torch.arange(side, device=table.device) for side in grid)
+    find = find_distances if torch.compiler.is_compiling() else remember_distances
+    index = find(grid, step, table.device)
+    return table.flatten(1).index_select(1, index).view(len(table), -1, grid[0] * grid[1])
+
+
+def find_distances(grid: Grid, step: int, device: torch.device) -> Tensor:
+    """The place of each distance in a flattened table: (n/step²·n)."""
+    rows, columns = (torch.arange(side, device=device) for side in grid)
     by_row, by_column = ((places[::step, None] - places).abs() for places in (rows, columns))
-    index = (by_row * grid[1])[:, None, :, None] + by_column[:, None]  # (h/step, w/step, h, w)
-    return table.flatten(1).index_select(1, index.flatten()).unflatten(1, (-1, grid[0] * grid[1]))
+    return ((by_row * grid[1])[:, None, :, None] + by_column[:, None]).flatten()  # of (h/step, w/step, h, w)
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(mode=False)
+def remember_distances(grid: Grid, step: int, device: torch.device) -> Tensor:
+    return find_distances(grid, step, device)
 
 
 def resample_distances(table: Tensor, grid: Grid) -> Tensor:
@@ -301,7 +314,8 @@ class NormedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bn.training or not torch.compiler.is_exporting():
-            return self.bn(self.linear(x).flatten(0, 1)).unflatten(0, x.shape[:2])
+            y = self.linear(x)
+            return self.bn(y.flatten(0, 1)).view_as(y)
         assert self.bn.running_mean is not None
         assert self.bn.running_var is not None
         scale = self.bn.weight / (self.bn.running_var + self.bn.eps).sqrt()

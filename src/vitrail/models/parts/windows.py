@@ -5,6 +5,7 @@ B batch, n = h·w tokens, W windows of m = r·c tokens each, D width, H heads.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +92,9 @@ class Windows:
         """Whether two tokens of a window are neighbours on the grid, (W, m, m); None if all are."""
         if not any(self.shift):
             return None
+        return self.find_regions(device) if torch.compiler.is_compiling() else remember_regions(self, device)
+
+    def find_regions(self, device: torch.device | None) -> Tensor:
         sides = [extent + more for extent, more in zip(self.grid, self.padding, strict=True)]
         rows, columns = (
             (torch.arange(side, device=device) < shift).float() for side, shift in zip(sides, self.shift, strict=True)
@@ -102,6 +106,13 @@ class Windows:
     def places(self, device: torch.device | None = None) -> Tensor:
         """Whether a place of a window is a token, not padding: (W, m)."""
         return self.split(torch.ones(1, self.grid[0] * self.grid[1], 1, device=device))[..., 0] > 0
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(mode=False)  # a tensor of inference mode could not be used in training later
+def remember_regions(windows: Windows, device: torch.device | None) -> Tensor:
+    """The regions of the same windows are found once: they take as long as the attention in small models."""
+    return windows.find_regions(device)
 
 
 @dataclass(frozen=True)
@@ -154,10 +165,23 @@ def look_up_offsets(table: Tensor, size: Grid) -> Tensor:
         raise ConfigError(
             f"a window of {size[0]}×{size[1]}; expected at most {row_middle + 1}×{column_middle + 1}, as in the table"
         )
-    rows, columns = (torch.arange(side, device=table.device) for side in size)
-    place = (rows[:, None] * table.shape[2] + columns).flatten()  # in the table's row length
-    index = place - place[:, None] + row_middle * table.shape[2] + column_middle  # (m, m)
-    return table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
+    find = find_offsets if torch.compiler.is_compiling() else remember_offsets
+    index = find(size, (table.shape[1], table.shape[2]), table.device)
+    count = size[0] * size[1]
+    return table.flatten(1).index_select(1, index).unflatten(1, (count, count))
+
+
+def find_offsets(size: Grid, table: Grid, device: torch.device) -> Tensor:
+    """The place of each offset, key − query, in a flattened table of rows and columns: (m·m)."""
+    rows, columns = (torch.arange(side, device=device) for side in size)
+    place = (rows[:, None] * table[1] + columns).flatten()  # in the table's row length
+    return (place - place[:, None] + table[0] // 2 * table[1] + table[1] // 2).flatten()
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(mode=False)
+def remember_offsets(size: Grid, table: Grid, device: torch.device) -> Tensor:
+    return find_offsets(size, table, device)
 
 
 class WindowAttention(SelfAttention):
