@@ -90,7 +90,7 @@ def test_stages_of_unequal_length_in_a_model_with_convolutions(vitrail_: Run) ->
     assert "widths is (16, 24) for 5 stages; expected 5 numbers" in error
 
 
-@pytest.mark.parametrize(("name", "size"), [("mobilevit_xxs", "7"), ("levit_128s", "16"), ("cvt_13_224", "7")])
-def test_one_image_has_no_batch_statistics_in_a_summary(vitrail_: Run, name: str, size: str) -> None:
-    """The last map of these sizes has one place."""
-    assert vitrail_("summary", name, "--image-size", size, "--depth", "1").code == 0
+def test_one_image_has_no_batch_statistics_in_a_summary(vitrail_: Run) -> None:
+    """The last map of this size has one place."""
+    small = ("--set", "stages=[0,0,0,0,1]", "--set", "token_widths=[0,0,0,0,16]")
+    assert vitrail_("summary", "mobilevit_xxs", "--image-size", "7", "--depth", "1", *small).code == 0
