@@ -24,6 +24,7 @@ from rich.progress import track
 from throughput import Step, make_inference_step, make_training_step, time_step
 
 import vitrail
+from vitrail.models.checks import pair
 from vitrail.text import format_table
 
 MODELS = {
@@ -47,13 +48,13 @@ class Case:
 
 
 def make_onnx_step(model: Any, batch: int, folder: Path, threads: int) -> Step:
-    size = model.config.image_size
+    size = pair(model.config.image_size)[0]
     if not folder.exists():
         vitrail.export_model(model, folder, preprocessing=vitrail.Preprocessing(image_size=size))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(str(next(folder.glob("*.onnx"))), options, ["CPUExecutionProvider"])
-    pixels = torch.randn(batch, 3, size, size).numpy()
+    pixels = torch.randint(256, (batch, size, size, 3), dtype=torch.uint8).numpy()
     name = session.get_inputs()[0].name
     return lambda: session.run(None, {name: pixels})
 
@@ -62,7 +63,7 @@ def make_cases(preset: str, folder: Path, threads: int) -> list[Case]:
     """A batch norm of the head cannot be trained with one image, so LeViT is trained with two."""
     cases = list[Case]()
     own, theirs = vitrail.create(preset), timm.create_model(preset)
-    size = own.config.image_size
+    size = pair(own.config.image_size)[0]
     for batch in (1, 8):
         forward = make_inference_step(theirs, batch, size)
         cases.append(Case("forward", batch, forward, make_inference_step(own, batch, size)))
@@ -77,7 +78,7 @@ def make_cases(preset: str, folder: Path, threads: int) -> list[Case]:
 def measure(case: Case, rounds: int, label: str) -> list[float]:
     """Ratios of timm's time to vitrail's, round by round; they take turns in being first."""
     ratios = list[float]()
-    repeats = max(1, round(0.2 / max(time_step(case.timm, 2), time_step(case.vitrail, 2))))
+    repeats = max(1, round(0.4 / max(time_step(case.timm, 2), time_step(case.vitrail, 2))))
     for number in track(range(rounds), f"{label} {case.name} × {case.batch}".ljust(26), transient=True):
         order = (case.timm, case.vitrail) if number % 2 else (case.vitrail, case.timm)
         times = {id(step): time_step(step, repeats) for step in order}

@@ -92,9 +92,6 @@ class Windows:
         """Whether two tokens of a window are neighbours on the grid, (W, m, m); None if all are."""
         if not any(self.shift):
             return None
-        return self.find_regions(device) if torch.compiler.is_compiling() else remember_regions(self, device)
-
-    def find_regions(self, device: torch.device | None) -> Tensor:
         sides = [extent + more for extent, more in zip(self.grid, self.padding, strict=True)]
         rows, columns = (
             (torch.arange(side, device=device) < shift).float() for side, shift in zip(sides, self.shift, strict=True)
@@ -103,6 +100,15 @@ class Windows:
         region = whole.split((2 * rows[:, None] + columns).reshape(1, -1, 1))  # (W, m, 1)
         return region == region.mT
 
+    def hide_regions(self, device: torch.device | None = None) -> Tensor | None:
+        """A mask that is added, −∞ between regions: (W, 1, m, m); None if there is one region."""
+        regions = self.regions(device)
+        return (
+            None
+            if regions is None
+            else torch.zeros_like(regions, dtype=torch.float).masked_fill_(~regions, -math.inf)[:, None]
+        )
+
     def places(self, device: torch.device | None = None) -> Tensor:
         """Whether a place of a window is a token, not padding: (W, m)."""
         return self.split(torch.ones(1, self.grid[0] * self.grid[1], 1, device=device))[..., 0] > 0
@@ -110,9 +116,9 @@ class Windows:
 
 @lru_cache(maxsize=32)
 @torch.inference_mode(mode=False)  # a tensor of inference mode could not be used in training later
-def remember_regions(windows: Windows, device: torch.device | None) -> Tensor:
-    """The regions of the same windows are found once: they take as long as the attention in small models."""
-    return windows.find_regions(device)
+def remember_hidden_regions(windows: Windows, device: torch.device | None) -> Tensor | None:
+    """The mask of the same windows is made once: in small models it takes as long as the attention."""
+    return windows.hide_regions(device)
 
 
 @dataclass(frozen=True)
@@ -223,10 +229,10 @@ class WindowAttention(SelfAttention):
         windows = self.cut(grid)
         q, k, v, _ = super().project(windows.split(x))
         by_place = None if self.position_bias is None else self.position_bias(windows.size)
-        regions = windows.regions(x.device)
-        if regions is not None:
-            mask = join_masks(regions[:, None], by_place)  # (W, H, m, m)
-            assert mask is not None
+        compiling = torch.compiler.is_compiling()
+        hidden = windows.hide_regions(x.device) if compiling else remember_hidden_regions(windows, x.device)
+        if hidden is not None:
+            mask = hidden.to(q.dtype) if by_place is None else by_place + hidden.to(by_place.dtype)  # (W, H, m, m)
             return q, k, v, mask.repeat(q.shape[0] // mask.shape[0], 1, 1, 1)
         return q, k, v, None if by_place is None else by_place[None]
 
