@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import vitrail
 from vitrail.checkpoint.config_from_shapes import infer_config
@@ -54,6 +55,8 @@ def measure_int8_agreement(run: Path, folder: Path) -> float:
     """The share of images with the same top class: the bundled test images, and the photos and noise of every check."""
     loaded, predictor = vitrail.open_model(str(run)), vitrail.Predictor(str(run))
     tests = vitrail.open_data("fashion").val
+    assert tests is not None
+    assert isinstance(loaded.model, nn.Module)
     images = np.stack([predictor.prepare_image(tests[number][0]) for number in range(len(tests))])
     how = loaded.preprocessing
     _, check = vitrail.export_model(loaded.model, folder, preprocessing=how, to="onnx-int8", images=images)

@@ -232,8 +232,8 @@ class WindowAttention(SelfAttention):
         compiling = torch.compiler.is_compiling()
         hidden = windows.hide_regions(x.device) if compiling else remember_hidden_regions(windows, x.device)
         if hidden is not None:
-            mask = hidden.to(q.dtype) if by_place is None else by_place + hidden.to(by_place.dtype)  # (W, H, m, m)
-            return q, k, v, mask.repeat(q.shape[0] // mask.shape[0], 1, 1, 1)
+            added = hidden.to(q.dtype) if by_place is None else by_place + hidden.to(by_place.dtype)  # (W, H, m, m)
+            return q, k, v, added.repeat(q.shape[0] // len(added), 1, 1, 1)
         return q, k, v, None if by_place is None else by_place[None]
 
     def forward(
