@@ -18,32 +18,26 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.checks import RATE, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_as_deit
 from vitrail.models.name_entries import TWO_PARTS, make_entry, make_same_name_entries
 from vitrail.models.parts import encoder_names
+from vitrail.models.parts.config_fields import EncoderConfig
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.tensor_shapes import count_distinct_numbers_in_names, get_tensor_shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaiTConfig:
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
+class CaiTConfig(EncoderConfig):  # all rates of what is dropped: only in the blocks of patches
     width: int = 384  # channels of a token
     depth: int = 24  # blocks of patches with talking heads
     class_depth: int = 2  # blocks after them, in which the class token attends to the patches
     heads: int = 8  # attention heads, each width / heads wide
-    mlp_width: int | None = None  # default: 4·width
     layer_scale: float = 1e-5  # the factor that a block's branches start with
     norm_eps: float = 1e-6
-    dropout: float = field(default=0.0, metadata=RATE)  # this and the next two: only in the blocks of patches
-    attention_dropout: float = field(default=0.0, metadata=RATE)
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 

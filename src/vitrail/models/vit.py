@@ -16,12 +16,11 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.models.checkpoint_side import CheckpointSide
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_patch_config, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, lecun_normal_
 from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_vit_config
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.hf_names import HF_DINO, HF_REGISTER, HF_VIT
@@ -34,7 +33,7 @@ Positions = Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "sin
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTConfig(DropRates):
+class ViTConfig:
     image_size: Size = 224  # rows, columns; one number for a square
     patch_size: Size = 16
     channels: int = 3
@@ -54,6 +53,9 @@ class ViTConfig(DropRates):
     prefix_positions: bool = True  # whether a learned 1-D or sinusoidal table has rows for the prefix tokens too
     pool: Literal["class", "mean", "mean_norm", "map"] = "class"  # mean_norm: the final norm after the mean
     head: Literal["linear", "mlp"] = "linear"  # mlp: one tanh layer before it, as in pre-training
+    dropout: float = field(default=0.0, metadata=RATE)
+    attention_dropout: float = field(default=0.0, metadata=RATE)
+    stochastic_depth: float = field(default=0.0, metadata=RATE)  # rate of the last block; linear from 0 at the first
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
