@@ -43,8 +43,8 @@ def infer_config(tensors: Mapping[str, Tensor], family: Family, known: Mapping[s
     check_family_support(family, inferred.fields, known)
     sizes, doubts = infer_image_size(shapes, inferred, known, has_choice="prefix_positions" in supported)
     fields = {name: value for name, value in (inferred.fields | sizes).items() if name in supported}
-    given = {name: value for name, value in known.items() if name in supported and name != "image_size"}
-    fields |= {name: value for name, value in given.items() if name != "version"}  # the tensors say which one it is
+    decided = inferred.certain | {"image_size"}
+    fields |= {name: value for name, value in known.items() if name in supported and name not in decided}
     if "heads" in inferred.fields and not isinstance(known.get("heads"), tuple | list):  # per stage: as published
         fields["heads"] = inferred.fields["heads"]
     elif "heads" in supported and "heads" not in fields:

@@ -42,6 +42,7 @@ class InferredConfig:
         None  # pixels per position of `pos_embed`; None: `fields` have the image size, or None for it
     )
     prefix: int = 0  # rows of `pos_embed` for prefix tokens
+    certain: frozenset[str] = frozenset()  # fields that the tensors decide, whatever a config or a user says
 
 
 # first_grid: the grid of the first level; map: (…, h, w), any grid

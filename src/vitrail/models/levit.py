@@ -8,7 +8,6 @@ token of every second row attends to all tokens, which halves the grid.
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import sqrt
 from typing import Literal
 
@@ -23,6 +22,7 @@ from vitrail.layers.residual import StochasticDepth
 from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
 from vitrail.models.contract import Level, make_patch_sizes
 from vitrail.models.family import Family
+from vitrail.models.parts.constant_tensors import remember_tensor
 from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.levit_names import CHECKPOINT
 from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
@@ -203,22 +203,16 @@ def look_up_distances(table: Tensor, grid: Grid, step: int = 1) -> Tensor:
     """The bias of every `step`-th token of every `step`-th row with all tokens: (H, h, w) → (H, n/step², n)."""
     if (table.shape[1], table.shape[2]) != grid:
         table = resample_distances(table, grid)
-    find = find_distances if torch.compiler.is_compiling() else remember_distances
-    index = find(grid, step, table.device)
+    index = find_distances(grid, step, table.device)
     return table.flatten(1).index_select(1, index).view(len(table), -1, grid[0] * grid[1])
 
 
+@remember_tensor
 def find_distances(grid: Grid, step: int, device: torch.device) -> Tensor:
     """The place of each distance in a flattened table: (n/step²·n)."""
     rows, columns = (torch.arange(side, device=device) for side in grid)
     by_row, by_column = ((places[::step, None] - places).abs() for places in (rows, columns))
     return ((by_row * grid[1])[:, None, :, None] + by_column[:, None]).flatten()  # of (h/step, w/step, h, w)
-
-
-@lru_cache(maxsize=32)
-@torch.inference_mode(mode=False)
-def remember_distances(grid: Grid, step: int, device: torch.device) -> Tensor:
-    return find_distances(grid, step, device)
 
 
 def resample_distances(table: Tensor, grid: Grid) -> Tensor:

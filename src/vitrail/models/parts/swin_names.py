@@ -61,7 +61,8 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
             "heads": tuple(shape[0] for shape in tables or scales),
             "windows": windows,
             "mlp_ratio": get_tensor_shape(shapes, f"{first[0]}mlp.fc1.weight", 2)[0] / width,
-        }
+        },
+        certain=frozenset({"version"}),
     )
 
 

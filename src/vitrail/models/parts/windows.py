@@ -5,7 +5,6 @@ B batch, n = h·w tokens, W windows of m = r·c tokens each, D width, H heads.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from vitrail.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
 from vitrail.layers.positions import Grid
+from vitrail.models.parts.constant_tensors import remember_tensor
 
 
 def check_windows(windows: tuple[int, ...], image: Grid, stride: Grid, multiple: Grid) -> None:
@@ -100,25 +100,18 @@ class Windows:
         region = whole.split((2 * rows[:, None] + columns).reshape(1, -1, 1))  # (W, m, 1)
         return region == region.mT
 
-    def hide_regions(self, device: torch.device | None = None) -> Tensor | None:
-        """A mask that is added, −∞ between regions: (W, 1, m, m); None if there is one region."""
-        regions = self.regions(device)
-        return (
-            None
-            if regions is None
-            else torch.zeros_like(regions, dtype=torch.float).masked_fill_(~regions, -math.inf)[:, None]
-        )
-
     def places(self, device: torch.device | None = None) -> Tensor:
         """Whether a place of a window is a token, not padding: (W, m)."""
         return self.split(torch.ones(1, self.grid[0] * self.grid[1], 1, device=device))[..., 0] > 0
 
 
-@lru_cache(maxsize=32)
-@torch.inference_mode(mode=False)  # a tensor of inference mode could not be used in training later
-def remember_hidden_regions(windows: Windows, device: torch.device | None) -> Tensor | None:
-    """The mask of the same windows is made once: in small models it takes as long as the attention."""
-    return windows.hide_regions(device)
+@remember_tensor
+def hide_regions(windows: Windows, device: torch.device) -> Tensor | None:
+    """A mask that is added, −∞ between regions: (W, 1, m, m); None if there is one region."""
+    regions = windows.regions(device)
+    if regions is None:
+        return None
+    return torch.zeros_like(regions, dtype=torch.float).masked_fill_(~regions, -math.inf)[:, None]
 
 
 @dataclass(frozen=True)
@@ -171,23 +164,17 @@ def look_up_offsets(table: Tensor, size: Grid) -> Tensor:
         raise ConfigError(
             f"a window of {size[0]}×{size[1]}; expected at most {row_middle + 1}×{column_middle + 1}, as in the table"
         )
-    find = find_offsets if torch.compiler.is_compiling() else remember_offsets
-    index = find(size, (table.shape[1], table.shape[2]), table.device)
+    index = find_offsets(size, (table.shape[1], table.shape[2]), table.device)
     count = size[0] * size[1]
     return table.flatten(1).index_select(1, index).unflatten(1, (count, count))
 
 
+@remember_tensor
 def find_offsets(size: Grid, table: Grid, device: torch.device) -> Tensor:
     """The place of each offset, key − query, in a flattened table of rows and columns: (m·m)."""
     rows, columns = (torch.arange(side, device=device) for side in size)
     place = (rows[:, None] * table[1] + columns).flatten()  # in the table's row length
     return (place - place[:, None] + table[0] // 2 * table[1] + table[1] // 2).flatten()
-
-
-@lru_cache(maxsize=32)
-@torch.inference_mode(mode=False)
-def remember_offsets(size: Grid, table: Grid, device: torch.device) -> Tensor:
-    return find_offsets(size, table, device)
 
 
 class WindowAttention(SelfAttention):
@@ -229,8 +216,7 @@ class WindowAttention(SelfAttention):
         windows = self.cut(grid)
         q, k, v, _ = super().project(windows.split(x))
         by_place = None if self.position_bias is None else self.position_bias(windows.size)
-        compiling = torch.compiler.is_compiling()
-        hidden = windows.hide_regions(x.device) if compiling else remember_hidden_regions(windows, x.device)
+        hidden = hide_regions(windows, x.device)
         if hidden is not None:
             added = hidden.to(q.dtype) if by_place is None else by_place + hidden.to(by_place.dtype)  # (W, H, m, m)
             return q, k, v, added.repeat(q.shape[0] // len(added), 1, 1, 1)
