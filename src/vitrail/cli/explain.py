@@ -51,11 +51,11 @@ def explain(
 
     The photo stays bright where the model attends and is darkened elsewhere. grad-rollout follows the attention
     through all layers and keeps what contributes to a class; rollout keeps all; attention shows a layer and its
-    heads, and heads all heads of a layer with their mean; pool shows the weights of attention pooling; norms shows
-    token norms, which reveal artefacts in models without registers. pca colours the patches of all images by the
-    principal components of their features, so that similar parts have the same colour; neighbours shows the most
-    similar images of --data. Both take any model, also without attention. An image that cannot be read is reported
-    and skipped; the exit code is then 2.
+    heads, and heads all heads of a layer with their mean; windows shows the attention between the windows of a layer,
+    if the model has it; pool shows the weights of attention pooling; norms shows token norms, which reveal artefacts in
+    models without registers. pca colours the patches of all images by the principal components of their features, so
+    that similar parts have the same colour; neighbours shows the most similar images of --data. Both take any model,
+    also without attention. An image that cannot be read is reported and skipped; the exit code is then 2.
 
     With --sentence, a text model translates it. The figures show the words that each word reads (cross-attention,
     all heads, self-attention) next to those that it depends on, found by leaving out each word, and the beam search;
@@ -86,7 +86,7 @@ def explain(
         Head from 0, -1 for the last; mean, max or min of all heads; or all, each in its own map.
     token
         The token that attends: head (what the classifier reads), class, distill, register0, or a patch as ROW,COLUMN;
-        for windows a window.
+        with --method windows, a window.
     of_class
         The class to explain, by number or name. [default: the top class]
     discard
