@@ -48,7 +48,7 @@ def test_vit_and_layers_are_short() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_are_short_and_have_a_name_and_a_docstring(path: Path) -> None:
-    assert count_lines(path) <= 400
+    assert count_lines(path) <= 600
     assert path.stem not in ("utils", "common", "helpers", "misc")
     assert ast.get_docstring(parse(path)), "a file starts with a docstring"
     for node in ast.walk(parse(path)):
@@ -134,7 +134,7 @@ def test_probes_are_few_and_have_a_reason() -> None:
 
 def test_cli_is_small() -> None:
     """Most of it is help: nine tasks of `pretrain`, translation, captions and comparisons have texts of their own."""
-    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 3650
+    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 3800
 
 
 def test_imports_only_point_down() -> None:
