@@ -4,13 +4,14 @@ torch is not imported, so that a wrong name and a missing network are reported a
 """
 
 import os
+import warnings
 from pathlib import Path
 
 from vitrail.checkpoint import hub
-from vitrail.checkpoint.argument_order import refuse_image_as_model
+from vitrail.checkpoint.argument_order import is_model_name, refuse_image_as_model
 from vitrail.checkpoint.bundled import find_bundled_model, list_bundled_models
 from vitrail.checkpoint.pretrained_files import locate_pretrained_weights
-from vitrail.errors import CheckpointError, find_nearest_name
+from vitrail.errors import CheckpointError, CheckpointWarning, find_nearest_name
 from vitrail.models.pretrained import (
     PretrainedWeights,
     find_pretrained_weights,
@@ -31,6 +32,9 @@ def locate_or_download_checkpoint(path: str | Path) -> Path:
         return locate_pretrained_weights(weights, str(path))
     if (bundled := find_bundled_model(path)) is not None:
         return bundled
+    if os.path.lexists(path) and is_model_name(str(path)):
+        text = f"{path} is a file or folder here, and is used instead of the model of this name; write ./{path}"
+        warnings.warn(CheckpointWarning(text), stacklevel=2)
     if not os.path.lexists(path) and (nearest := find_nearest_model_name(str(path))) is not None:
         raise CheckpointError(f"{path} is neither a file nor the name of a model; did you mean {nearest!r}?")
     return Path(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ConfigError, describe_error
-from vitrail.files import read_text
+from vitrail.files import read_text, suggest_sibling
 from vitrail.json_yaml import parse_yaml
 
 
@@ -62,6 +62,7 @@ def read_labels_file(path: Path) -> tuple[str, ...]:
     try:
         return tuple(read_text(path).splitlines())
     except (OSError, ValueError) as error:
+        hint = suggest_sibling(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(
-            f"--labels {path} cannot be read: {describe_error(error)}; expected a text file, one label per line"
+            f"--labels {path} cannot be read: {describe_error(error)}; expected a text file, one label per line{hint}"
         ) from None
