@@ -103,6 +103,7 @@ class RawContents:
     config: Mapping[str, Any] | None = None
     preprocessor: Mapping[str, Any] | None = None
     weights: PretrainedWeights | None = None  # the public weights that it is known to be
+    warnings: tuple[str, ...] = ()  # about where it was found
 
 
 def read_raw_contents(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
