@@ -70,7 +70,7 @@ def suggest_sibling(path: str | Path) -> str:
             names = [each.name for each in islice(entries, MAX_SUGGESTED_FROM)]
     except (OSError, ValueError):
         return ""
-    nearest = find_nearest_name(name, names, MIN_SIBLING_SIMILARITY)
+    nearest = None if os.path.lexists(path) else find_nearest_name(name, names, MIN_SIBLING_SIMILARITY)
     return "" if nearest is None else f": did you mean {os.path.join(folder, nearest)!r}?"  # noqa: PTH118
 
 

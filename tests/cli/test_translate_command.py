@@ -267,8 +267,11 @@ def test_wrong_options_are_one_line(vitrail_: Run, saved: Path, tmp_path: Path) 
         ("texts/sentence", "texts/sentence does not exist; expected a file"),
         ("./two words", "./two words does not exist; expected a file .*: did you mean './two_words'[?]"),
         ("two words.TXT", "two words.TXT does not exist"),
-        ("two_words", "'two_words' is also a file; write './two_words' to read it, or pass the text through standard"),
-        ("z.B", "z.B does not exist; .* a single word can come from standard input: -"),
+        (
+            "two_words",
+            "'two_words' is also a file or folder; write './two_words' to read it, or pass the text through -",
+        ),
+        ("z.B", "z.B does not exist; .* or - for a word from standard input"),
     ],
 )
 def test_a_mistyped_file_is_not_a_sentence(

@@ -216,7 +216,8 @@ def read_named_contents(path: str | Path) -> tuple[RawContents, Path]:
     """
     weights = find_named_weights(path)
     place = locate_or_download_checkpoint(path)
-    contents = replace(read_raw_contents(place), warnings=find_location_warnings(path, place))
+    location_warnings = find_location_warnings(path, place)  # before a file that is not the hub's is read
+    contents = replace(read_raw_contents(place), warnings=location_warnings)
     if weights is not None:
         contents = add_timm_config(contents, weights)
     return replace(contents, weights=weights or find_weights_by_file_name(Path(path))), place

@@ -53,12 +53,10 @@ def is_file_name(argument: str) -> bool:
     if named == os.path.lexists(argument):  # Path refuses a long name
         return named
     if named:
-        expected = "expected a file with one sentence per line; a single word can come from standard input: -"
+        expected = "expected a file with one sentence per line, or - for a word from standard input"
         raise DataError(f"{argument} does not exist; {expected}{suggest_sibling(argument)}")
-    raise DataError(
-        f"{argument!r} is also a file; write {os.path.join('.', argument)!r} to read it, or pass the text "  # noqa: PTH118
-        "through standard input: -"
-    )
+    place = os.path.join(".", argument)  # noqa: PTH118
+    raise DataError(f"{argument!r} is also a file or folder; write {place!r} to read it, or pass the text through -")
 
 
 def read_stdin(stdin: BinaryIO | None) -> list[str]:

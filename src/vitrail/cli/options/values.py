@@ -62,7 +62,7 @@ def read_labels_file(path: Path) -> tuple[str, ...]:
     try:
         return tuple(read_text(path).splitlines())
     except (OSError, ValueError) as error:
-        hint = suggest_sibling(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(
-            f"--labels {path} cannot be read: {describe_error(error)}; expected a text file, one label per line{hint}"
+            f"--labels {path} cannot be read: {describe_error(error)}; expected a text file, one label per line"
+            f"{suggest_sibling(path)}"
         ) from None
