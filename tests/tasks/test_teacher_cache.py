@@ -81,8 +81,11 @@ def test_two_runs_with_an_empty_cache_share_their_files(tmp_path: Path, monkeypa
         waiting.set()
         return compute(view, dataset, rows, progress)
 
+    def say_that_it_waits(_: float) -> None:
+        waiting.set()
+
     monkeypatch.setattr(vitrail.tasks.teacher_cache, "compute_teacher_logits", compute_while_another_run_starts)
-    monkeypatch.setattr(locks, "sleep", lambda _: waiting.set())
+    monkeypatch.setattr(locks, "sleep", say_that_it_waits)
     objective(tmp_path)
     second.join(60)
     assert sorted(computed) == [0, 16, 32]
