@@ -67,7 +67,7 @@ def suggest_sibling(path: str | Path) -> str:
     folder, name = os.path.split(path)
     try:
         with os.scandir(folder or ".") as entries:
-            names = [each.name for each in islice(entries, MAX_SUGGESTED_FROM)]
+            names = sorted(each.name for each in islice(entries, MAX_SUGGESTED_FROM))
     except (OSError, ValueError):
         return ""
     nearest = None if os.path.lexists(path) else find_nearest_name(name, names, MIN_SIBLING_SIMILARITY)

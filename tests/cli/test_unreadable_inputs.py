@@ -64,7 +64,7 @@ def test_exit_code_and_wording(vitrail_: Run, model: Path, given: Path, command:
         (("train", "--data", "./phtos"), "photos"),
         (("train", "--data", "fotos", "--task", "caption"), "photos"),
         (("predict", "./modell", "text.png"), "model"),
-        (("train", "--data", "photos", "--init", "photos/b/4.png"), "photos/b/0.png"),
+        (("train", "--data", "photos", "--init", "photos/b/0.npg"), "photos/b/0.png"),
         (("distill", "--data", "photos", "--teacher", "./mode", "--batch", "4"), "model"),
         (("predict", "model", "text.png", "--labels", "label.txt"), "labels.txt"),
     ],
