@@ -5,15 +5,18 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
-from vitrail.errors import CheckpointError, ConfigError, OutputError, describe_error
+from vitrail.errors import CheckpointError, ConfigError, OutputError, describe_error, find_nearest_name
 
 WEIGHTS_FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")  # a folder must not be named like a file
 WRITE_ERRORS = (OSError, RuntimeError, ValueError, MemoryError)  # raised by the system and by libraries that write
 MAX_TEXT_BYTES = 2**24  # for config.json, run.json, labels, recipes and index files
 MAX_LINE_BYTES = 2**20  # for one line of a log
 CHUNK_BYTES = 2**20  # read at once
+MAX_SUGGESTED_FROM = 2000  # names in a folder that are compared with a missing one
+MIN_SIBLING_SIMILARITY = 0.7  # 1 is equal
 IS_POSIX = os.name == "posix"  # Windows lacks the flags below
 NONBLOCKING = os.O_NONBLOCK if IS_POSIX else 0  # opening a named pipe does not wait for its other end
 SAFE_OPEN_FLAGS = NONBLOCKING | (os.O_NOFOLLOW if IS_POSIX else 0)  # opening a symbolic link fails, too
@@ -57,6 +60,18 @@ def check_regular_file(status: os.stat_result) -> None:
         raise IsADirectoryError("it is a folder; expected a file")
     if kind != stat.S_IFREG:
         raise OSError(f"it is {FILE_KINDS.get(kind, 'not a regular file')}; expected a regular file")
+
+
+def suggest_sibling(path: str | Path) -> str:
+    """The end of an error about a missing file: ": did you mean 'cat.jpg'?" if there is a similar name next to it."""
+    folder, name = os.path.split(path)
+    try:
+        with os.scandir(folder or ".") as entries:
+            names = sorted(each.name for each in islice(entries, MAX_SUGGESTED_FROM))
+    except (OSError, ValueError):
+        return ""
+    nearest = None if os.path.lexists(path) else find_nearest_name(name, names, MIN_SIBLING_SIMILARITY)
+    return "" if nearest is None else f": did you mean {os.path.join(folder, nearest)!r}?"  # noqa: PTH118
 
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:

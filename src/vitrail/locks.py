@@ -10,8 +10,9 @@ import re
 import socket
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from time import sleep
 
 from vitrail.errors import VitrailError, describe_error
 from vitrail.files import SAFE_OPEN_FLAGS, check_regular_file
@@ -24,6 +25,7 @@ except ImportError:  # Windows
 LOCK_FILE_NAME = ".lock"
 LOCK_FILE_PATTERN = re.compile(rb"\0*|[0-9]+( [^\n]*)?\n?")  # pid and host; after a power cut empty or zeros
 MAX_LOCK_FILE_BYTES = 300
+WAIT_SECONDS = 0.1  # between two attempts
 HELD_LOCKS = dict[tuple[int, Path], int]()  # (pid, lock file) → thread: record locks do not exclude threads
 HELD_LOCKS_GUARD = threading.Lock()
 
@@ -33,9 +35,9 @@ class InUseError(VitrailError):
 
 
 @contextmanager
-def lock_folder(folder: Path, remedy: str = "wait for it to finish") -> Generator[None]:
+def lock_folder(folder: Path, remedy: str = "wait for it to finish", name: str = LOCK_FILE_NAME) -> Generator[None]:
     """Hold the lock of a folder. Raise InUseError if another process or thread holds it. Reentrant within a thread."""
-    path = folder.resolve() / LOCK_FILE_NAME
+    path = folder.resolve() / name
     key, thread = (os.getpid(), path), threading.get_ident()
     with HELD_LOCKS_GUARD:
         holder = HELD_LOCKS.get(key)
@@ -60,6 +62,19 @@ def lock_folder(folder: Path, remedy: str = "wait for it to finish") -> Generato
             del HELD_LOCKS[key]
 
 
+@contextmanager
+def wait_for_entry_lock(path: Path) -> Generator[None]:
+    """Hold the lock of an entry of a cache, a file or folder that may not exist yet, once no other process holds it."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_folder(path.parent, name=f".{path.name}{LOCK_FILE_NAME}"))
+                break
+            except InUseError:
+                sleep(WAIT_SECONDS)
+        yield
+
+
 def acquire_lock_file(path: Path, folder: Path, remedy: str) -> int:
     while True:
         try:
@@ -79,8 +94,9 @@ def acquire_lock_file(path: Path, folder: Path, remedy: str) -> int:
                 raise VitrailError(
                     f"cannot lock {folder}: {path} is not a lock file of vitrail and is left unchanged; move it away"
                 )
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            with suppress(OSError):  # on a full disk, the error about a folder in use lacks the pid
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
             return descriptor
         os.close(descriptor)
 

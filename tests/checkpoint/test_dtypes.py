@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -79,3 +80,53 @@ def test_a_single_dtype_is_kept_and_counters_are_ignored(tmp_path: Path) -> None
     checkpoint = read(tmp_path / "a.th")
     assert {each.dtype for each in checkpoint.model.parameters()} == {torch.bfloat16}
     assert not any("its tensors have dtypes" in warning for warning in checkpoint.report.warnings)
+
+
+QUANTISED = {  # dtype of the weights and name of their scales
+    "float8": (torch.float8_e4m3fn, ""),
+    "float8 with scales": (torch.float8_e5m2, "weight_scale"),
+    "int8 with scales": (torch.int8, "SCB"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_quantised_weights_are_refused_in_one_line_that_says_what_to_do(kind: str, suffix: str, tmp_path: Path) -> None:
+    dtype, scale = QUANTISED[kind]
+    tensors = dict(vitrail.create("vit_tiny_patch16_224", **FIELDS).state_dict())
+    for name in [name for name, tensor in tensors.items() if tensor.ndim == 2]:
+        if scale:
+            tensors[name.replace("weight", scale)] = torch.ones(len(tensors[name]))
+        tensors[name] = tensors[name].to(dtype)
+    path = tmp_path / f"a{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(tensors, path)
+    expected = (
+        rf"\.weight has dtype {str(dtype).removeprefix('torch.')}; expected one of float32, float16, bfloat16, "
+        "float64: convert quantised weights with the library that wrote them$"
+    )
+    with pytest.raises(CheckpointError, match=expected):
+        read(path, heads=2)
+    assert "convert quantised weights" in (inspect_file(path, heads=2).reason or "")
+
+
+@pytest.mark.parametrize("dtype", ["V1", "complex64", "longdouble", "datetime64[s]", "int8", "float16", "str"])
+def test_arrays_of_an_npz_are_never_left_out_for_their_dtype(dtype: str, tmp_path: Path) -> None:
+    """Without its head, a file would be read as a model without classes."""
+    model = vitrail.create("vit_tiny_patch16_224", activation="gelu_tanh", **FIELDS)
+    torch.nn.init.ones_(model.head.weight)
+    vitrail.save(model, tmp_path / "a.npz", to="google")
+    arrays = dict(np.load(tmp_path / "a.npz"))
+    assert {"head/kernel", "head/bias"} <= set(arrays)
+    if dtype == "str":
+        arrays["about"] = np.array(["trained", "on", "photos"])
+    else:
+        for name in ("head/kernel", "head/bias"):
+            values = arrays[name].astype(np.int8 if dtype == "V1" else np.int64)
+            arrays[name] = values.view(dtype) if dtype[0] in "Vd" else values.astype(dtype)
+    np.savez(tmp_path / "b.npz", **arrays)
+    if dtype in ("float16", "str"):
+        assert read(tmp_path / "b.npz").model.config.classes == 3
+        return
+    with pytest.raises(CheckpointError, match=r"head.* has dtype .*; expected .*: convert quantised weights") as caught:
+        read(tmp_path / "b.npz")
+    assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import save, save_file
-from support.fake_hub import FakeHub, respond_with
+from support.fake_hub import FakeHub, respond_with, sha256_digest
 
 import vitrail
 from vitrail.checkpoint import read
@@ -31,9 +31,9 @@ BUCKET_FILE = (
 
 
 @cache
-def make_tensors(classes: int = 1000) -> dict[str, torch.Tensor]:
+def make_tensors(classes: int = 1000, depth: int = 1) -> dict[str, torch.Tensor]:
     """Tensors with timm's names, in one block instead of twelve."""
-    model = vitrail.create("vit_tiny_patch16_224", depth=1, classes=classes)
+    model = vitrail.create("vit_tiny_patch16_224", depth=depth, classes=classes)
     torch.nn.init.normal_(model.head.weight, std=0.1)
     return model.state_dict()
 
@@ -128,7 +128,7 @@ def test_weights_that_a_user_has_put_into_the_cache_are_used(
     folder: str, name: str, found: bool, home: Path, hub: FakeHub, offline: Callable[[], None]
 ) -> None:
     (home / folder).mkdir(parents=True)
-    save_file(make_tensors(21843 if name.endswith("in21k") else 1000), home / folder / "model.safetensors")
+    save_file(make_tensors(21843 if name.endswith("in21k") else 1000, depth=12), home / folder / "model.safetensors")
     offline()
     if not found:
         assert "is not downloaded" in get_error(name)
@@ -140,9 +140,87 @@ def test_weights_that_a_user_has_put_into_the_cache_are_used(
     assert not hub.requests
 
 
+def write_hub_cache(cache: Path, repository: str, content: bytes, name: str = "model.safetensors") -> Path:
+    """A model in the cache of huggingface_hub as its download leaves it; return the file that its link points to."""
+    root, commit = cache / f"models--{repository.replace('/', '--')}", "1" * 40
+    blob = root / "blobs" / sha256_digest(content)
+    for folder in (root / "refs", root / "blobs", root / "snapshots" / commit):
+        folder.mkdir(parents=True)
+    blob.write_bytes(content)
+    (root / "refs" / "main").write_text(commit)
+    (root / "snapshots" / commit / name).symlink_to(Path("..", "..", "blobs", blob.name))
+    return blob
+
+
+def load_with_warnings(name: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        vitrail.open_model(name)
+    return [str(each.message) for each in said]
+
+
+UNVERIFIED = "its weights were not verified, since the SHA-256 of model.safetensors on the hub is not known"
+
+
+def test_weights_in_the_hubs_cache_are_verified_without_a_network(
+    hub: FakeHub, offline: Callable[[], None], home: Path
+) -> None:
+    offline()
+    blob = write_hub_cache(Path(constants.HF_HUB_CACHE), REPOSITORY, save(make_tensors()))
+    link = blob.parents[1] / "snapshots" / ("1" * 40) / "model.safetensors"
+    for name in ("ViT-Ti/16", f"hf-hub:{REPOSITORY}"):
+        assert load_with_warnings(name) == []
+    other = save({name: tensor + 1 for name, tensor in make_tensors().items()})
+    blob.write_bytes(other)
+    for name in ("ViT-Ti/16", f"hf-hub:{REPOSITORY}"):
+        with pytest.raises(CheckpointError, match=f"is not the file of {REPOSITORY} on the hub: its SHA-256 differs"):
+            vitrail.load(name)
+    link.unlink()
+    link.symlink_to(write_hub_cache(Path(constants.HF_HUB_CACHE), "timm/other", save(make_tensors(depth=12))))
+    assert load_with_warnings("ViT-Ti/16") == [f"ViT-Ti/16: {UNVERIFIED}"], "the file of another repository"
+    link.unlink()
+    link.write_bytes(save(make_tensors(depth=12)))
+    assert load_with_warnings(f"hf-hub:{REPOSITORY}") == [f"hf-hub:{REPOSITORY}: {UNVERIFIED}"]
+
+
+def test_real_weights_are_verified_in_the_hubs_cache(
+    shared: Callable[[str], Path], hub: FakeHub, offline: Callable[[], None]
+) -> None:
+    content = shared(f"weights/{TINY}.safetensors").read_bytes()
+    offline()
+    blob = write_hub_cache(Path(constants.HF_HUB_CACHE), REPOSITORY, content)
+    assert load_with_warnings("ViT-Ti/16") == []
+    blob.write_bytes(shared("weights/deit_tiny_patch16_224.pth").read_bytes())
+    with pytest.raises(CheckpointError, match="its SHA-256 differs"):
+        vitrail.load("ViT-Ti/16")
+
+
+def test_weights_that_somebody_put_there_are_reported_or_refused(
+    tiny_hub: FakeHub, offline: Callable[[], None], home: Path
+) -> None:
+    folder = home / "vit_tiny_patch16_224"
+    folder.mkdir(parents=True)
+    save_file(make_tensors(depth=12), folder / "model.safetensors")
+    assert load_with_warnings("ViT-Ti/16") == [f"ViT-Ti/16: {UNVERIFIED}"]
+    save_file(vitrail.create("vit_tiny_patch16_224", depth=2, width=64, heads=2).state_dict(), folder / "a.pth")
+    (folder / "a.pth").replace(folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"ViT-Ti/16: the weights in .* have width 64; expected 192: replace"):
+        vitrail.load("ViT-Ti/16")
+    save_file(vitrail.create("resnet20_cifar").state_dict(), folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="have family resnet; expected vit"):
+        vitrail.load("ViT-Ti/16")
+    assert load_with_warnings(f"hf-hub:{REPOSITORY}") == [], "downloaded and verified"
+    save_file(make_tensors(depth=12), folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="its SHA-256 differs"):  # from the one that the hub has stated
+        vitrail.load("ViT-Ti/16")
+    save_file(make_tensors(), folder / "model.safetensors")
+    assert load_with_warnings("ViT-Ti/16") == [], "it is the same file"
+
+
 def test_an_existing_path_wins_over_a_name(hub: FakeHub, tmp_path: Path) -> None:
     vitrail.save(vitrail.create("ViT-Ti/16", depth=1, image_size=32, classes=7), tmp_path / "ViT-Ti" / "16")
-    assert vitrail.load("ViT-Ti/16").config.classes == 7
+    with pytest.warns(CheckpointWarning, match=r"ViT-Ti/16: it is a file or folder here.*write \./ViT-Ti/16"):
+        assert vitrail.load("ViT-Ti/16").config.classes == 7
     assert vitrail.load("ViT-Ti/16/").config.classes == 7
     assert not hub.requests
 

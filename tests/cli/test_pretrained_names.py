@@ -36,6 +36,17 @@ def test_predict_by_name_prints_class_names_and_nothing_else(
     assert len(hub.requests_starting_with("GET /large")) == 1
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_folder_with_the_name_of_a_model_is_used_and_reported(vitrail_: Run, hub: FakeHub, tmp_path: Path) -> None:
+    vitrail.save(vitrail.create("ViT-Ti/16", depth=1, image_size=32, classes=3), tmp_path / "vit_fashion")
+    hidden = (
+        "vit_fashion: it is a file or folder here, which is used instead of the model of this name; write ./vit_fashion"
+    )
+    for name, times in (("vit_fashion", 1), ("./vit_fashion", 0)):
+        done = vitrail_("predict", name, "example:cat")
+        assert (done.code, done.err.count(hidden)) == (0, times), done
+
+
 def test_wrong_names_and_swapped_arguments_are_one_line(vitrail_: Run, hub: FakeHub, tmp_path: Path) -> None:
     vitrail.save(vitrail.create("ViT-Ti/16", depth=1, image_size=32, classes=3), tmp_path / "my_model")
     (tmp_path / "weights.pth").write_bytes(b"")

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from support.toy_translation import make_pairs, make_tokenizer, write_text_model
 
 import vitrail
 from vitrail.predict.output.partial_folder import PartialFolder
+from vitrail.predict.sentence_list import list_sentences
 
 Run = Callable[..., Any]
 MODEL_FIELDS = ("width=16", "encoder_depth=1", "decoder_depth=1", "heads=2", "mlp_width=32")
@@ -241,7 +243,7 @@ def test_wrong_models_are_one_line(vitrail_: Run, saved: Path, tmp_path: Path) -
 
 def test_wrong_options_are_one_line(vitrail_: Run, saved: Path, tmp_path: Path) -> None:
     check_one_line(vitrail_("translate", saved), "translate needs TEXT")
-    check_one_line(vitrail_("translate", saved, "in.txt"), "in.txt does not exist; expected a sentence, or a file")
+    check_one_line(vitrail_("translate", saved, "in.txt"), "in.txt does not exist; expected a file with one sentence")
     check_one_line(vitrail_("translate", saved, "a", "--beem", "3"), "Unknown option --beem. Did you mean --beam?")
     check_one_line(vitrail_("translate", saved, "1", "--n-best", "9"), "--n-best is 9; expected at most --beam, 4")
     check_one_line(vitrail_("translate", saved, "1", "--resume"), "--resume needs -o OUT")
@@ -256,6 +258,42 @@ def test_wrong_options_are_one_line(vitrail_: Run, saved: Path, tmp_path: Path) 
     )
     check_one_line(vitrail_("eval", saved), "no --data, and", "is not a run")
     check_one_line(vitrail_("eval", saved, "--data", "reversal", "--part", "vall"), "did you mean 'val'?")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("sentences.de", "sentences.de does not exist; expected a file .*: did you mean 'sentence.de'[?]"),
+        ("texts/sentence", "texts/sentence does not exist; expected a file"),
+        ("./two words", "./two words does not exist; expected a file .*: did you mean './two_words'[?]"),
+        ("two words.TXT", "two words.TXT does not exist"),
+        (
+            "two_words",
+            "'two_words' is also a file or folder; write './two_words' to read it, or pass the text through -",
+        ),
+        ("z.B", "z.B does not exist; .* or - for a word from standard input"),
+    ],
+)
+def test_a_mistyped_file_is_not_a_sentence(
+    given: str, expected: str, vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("sentence.de", "two_words"):
+        Path(name).write_text("1 2\n")
+    done = vitrail_("translate", "model", given, "-o", "out.txt")
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done
+    assert re.search(expected, done.err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sentence.de", "two_words"]
+
+
+def test_what_has_spaces_or_neither_suffix_nor_slash_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my words").write_text("a\nb\n")
+    texts = ["Hund", "Hund.", "z.B.", "3.14", "Das ist booking.com", "und/oder ja", "wie ... ", "a\nb"]
+    assert [each.text for each in list_sentences(texts)] == [" ".join(each.split()) for each in texts]
+    assert [each.text for each in list_sentences(["./my words"])] == ["a", "b"]
 
 
 def test_wrong_pairs_are_one_line(vitrail_: Run, tmp_path: Path) -> None:

@@ -55,6 +55,32 @@ def test_exit_code_and_wording(vitrail_: Run, model: Path, given: Path, command:
     assert len(lines) == (2 if command == "embed" and fault != "empty" else 1), result.err
 
 
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (("predict", "model", "tekst.png"), "text.png"),
+        (("explain", "model", "photos/a/0.pgn"), "photos/a/0.png"),
+        (("eval", "model", "--data", "photo"), "photos"),
+        (("train", "--data", "./phtos"), "photos"),
+        (("train", "--data", "fotos", "--task", "caption"), "photos"),
+        (("predict", "./modell", "text.png"), "model"),
+        (("train", "--data", "photos", "--init", "photos/b/0.npg"), "photos/b/0.png"),
+        (("distill", "--data", "photos", "--teacher", "./mode", "--batch", "4"), "model"),
+        (("predict", "model", "text.png", "--labels", "label.txt"), "labels.txt"),
+    ],
+)
+def test_the_nearest_file_is_suggested(
+    vitrail_: Run, model: Path, given: Path, words: tuple[str, ...], suggested: str
+) -> None:
+    """What is missing is an error, whatever it could also be."""
+    if model != given / "model":
+        (given / "model").symlink_to(model)
+    (given / "labels.txt").write_text("a\n")
+    result = vitrail_(*words)
+    assert (result.code, len(result.err.splitlines())) == (2, 1), result
+    assert result.err.endswith(f"did you mean '{suggested}'?\n"), result.err
+
+
 @pytest.mark.parametrize("command", ["predict", "embed", "explain"])
 def test_some_unreadable_images_are_named_and_the_others_processed(
     vitrail_: Run, model: Path, given: Path, command: str

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from support.toy_onnx_graphs import SIZE, write_graph_folder
 
-from vitrail.errors import CheckpointError, VitrailError
-from vitrail.export import atomic_folder as folders
+from vitrail.errors import CheckpointError
 from vitrail.export.atomic_folder import check_target_folder, remove_export, write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.files import get_cache_folder
-from vitrail.locks import InUseError
 from vitrail.predict.engine_selection import EngineOptions, open_on_fastest_engine
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), dtype=np.uint8)
@@ -204,17 +202,3 @@ def test_export_that_appears_meanwhile_is_replaced_only_with_overwrite(tmp_path:
         new = (folder / ONNX_FILE).read_bytes() == (other / ONNX_FILE).read_bytes()
         assert (new, set(os.listdir(folder))) == (overwrite, {ONNX_FILE, CONFIG_FILE})  # noqa: PTH208
     assert set(os.listdir(tmp_path)) == {"other", "False", "True"}  # noqa: PTH208
-
-
-def test_removal_waits_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = list[Path]()
-
-    def busy(folder: Path) -> None:
-        tries.append(folder)
-        if len(tries) < 4:
-            raise (InUseError("in use"), FileNotFoundError(), VitrailError("cannot lock"))[len(tries) - 1]
-
-    monkeypatch.setattr(folders, "lock_and_remove_export", busy)
-    monkeypatch.setattr(folders, "LOCK_PAUSE_SECONDS", 0)
-    remove_export(tmp_path / "gone")
-    assert len(tries) == 4

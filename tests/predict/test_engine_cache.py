@@ -4,10 +4,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.command_processes import PROCESSES, wait_for_exit
 from support.toy_exports import (
     LABELS,
     PREPROCESSING,
@@ -17,22 +18,28 @@ from support.toy_exports import (
     reference_probabilities,
     softmax_rows,
 )
+from support.toy_onnx_graphs import write_graph_folder
 
 from vitrail.errors import CheckpointError
+from vitrail.export.atomic_folder import write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
 from vitrail.files import get_cache_folder
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import open_torch_model
+from vitrail.predict import engine_cache
 from vitrail.predict.engine_cache import (
     export_cache_path,
-    get_or_write_cached_export,
-    get_or_write_int8_export,
+    open_cached_int8_export,
+    open_or_write_export,
     read_engine_speeds,
     speed_file_path,
     write_engine_speeds,
 )
 from vitrail.predict.predictor import Predictor
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +192,8 @@ def of_another_format(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut_off, emptied, without_model, without_config, without_words, of_another_format])
 def test_one_that_was_damaged_is_written_again(damage: Callable[[Path], None], written: list[Path]) -> None:
-    place = get_or_write_cached_export(toy(), "logits", merge=0, precision="fp32")
+    Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, engine="onnx")
+    (place,) = written
     damage(place)
     predictor = Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, engine="onnx")
     assert len(written) == 2
@@ -205,11 +213,60 @@ def test_one_that_stays_damaged_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_8_bits_of_an_export_are_made_once(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = get_or_write_int8_export(ExportedModel(exported("onnx")))
+    place = open_cached_int8_export(ExportedModel(exported("onnx")), Path)
     assert ExportDescription.from_json((place / CONFIG_FILE).read_text(), "here").precision == "int8"
 
     def again(*_: Any) -> None:
         pytest.fail("it was there")
 
     monkeypatch.setattr("vitrail.export.quantise.write_int8_export", again)
-    assert get_or_write_int8_export(ExportedModel(exported("onnx"))) == place
+    assert open_cached_int8_export(ExportedModel(exported("onnx")), Path) == place
+
+
+def open_when_all_have_found_it_missing(path: Path, export: Path, barrier: "Barrier", seen: Path) -> None:
+    """What each of several processes does with an empty cache."""
+    find = engine_cache.is_complete_export
+
+    def find_together(path: Path, *, verify: bool = False) -> bool:
+        found = find(path, verify=verify)
+        if not verify:
+            barrier.wait()
+        return found
+
+    def write(path: Path) -> None:
+        with seen.open("a") as file:
+            file.write("written\n")
+        with write_folder_atomically(path) as place:
+            shutil.copytree(export, place, dirs_exist_ok=True)
+
+    engine_cache.is_complete_export = find_together
+    opened = open_or_write_export(path, write, ExportedModel)
+    barrier.wait()  # all of them have opened it
+    assert opened.with_threads(1, 2).run(np.zeros((1, 8, 8, 3), np.uint8)).shape == (1, 5)
+    with seen.open("a") as file:
+        file.write("opened\n")
+
+
+def test_processes_that_find_an_empty_cache_share_one_export(tmp_path: Path) -> None:
+    """Each would have written its own, and replaced the one that another process uses."""
+    export, barrier = write_graph_folder(tmp_path / "export"), PROCESSES.Barrier(4)
+    arguments = (get_cache_folder() / "exports" / "a", export, barrier, tmp_path / "seen")
+    processes = [PROCESSES.Process(target=open_when_all_have_found_it_missing, args=arguments) for _ in range(4)]
+    for each in processes:
+        each.start()
+    assert [wait_for_exit(each) for each in processes] == [0] * 4
+    assert sorted((tmp_path / "seen").read_text().split()) == ["opened"] * 4 + ["written"]
+    assert [each.name for each in arguments[0].parent.iterdir()] == ["a"], "no lock file is left"
+
+
+def test_an_intact_export_is_never_replaced(tmp_path: Path) -> None:
+    """Opening may fail for another reason, such as too little memory."""
+    place = write_graph_folder(get_cache_folder() / "exports" / "a")
+    before = [path.stat() for path in sorted(place.iterdir())]
+
+    def open_export(_: Path) -> None:
+        raise CheckpointError("it took longer than 60 s to open")
+
+    with pytest.raises(CheckpointError, match="longer than 60 s"):
+        open_or_write_export(place, lambda _: pytest.fail("it was intact"), open_export)
+    assert [path.stat() for path in sorted(place.iterdir())] == before

@@ -274,10 +274,10 @@ def test_float32_is_used_if_int8_disagrees(
     about = {**json.loads((poor / CONFIG_FILE).read_text()), "agreement": {"pictures": 36, "same": 20}}
     (poor / CONFIG_FILE).write_text(json.dumps({name: value for name, value in about.items() if name != "checksum"}))
 
-    def cached(*_: Any) -> Path:
-        return poor
+    def open_cached(_: Any, open_export: Any) -> Any:
+        return open_export(poor)
 
-    monkeypatch.setattr(engine_selection, "get_or_write_int8_export", cached)
+    monkeypatch.setattr(engine_selection, "open_cached_int8_export", open_cached)
     run = ExportedModel.run
 
     def run_wrong_int8(engine: Any, pixels: Any) -> Any:
@@ -295,7 +295,7 @@ def test_failed_quantisation_is_a_note(exported: ExportFinder, home: Path) -> No
     home.write_text("a file in the way")
     found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 4)
     assert found.predictor.engine.name == "onnx"
-    assert found.notes[0].startswith("engine int8 was left out: cannot write ")
+    assert found.notes[0].startswith("engine int8 was left out: cannot make the folder ")
 
 
 def get_error(source: Any, **options: Any) -> str:

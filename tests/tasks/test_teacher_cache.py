@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from test_train_fit import PLAIN, data
 from torch import Tensor
 
 import vitrail.tasks.teacher_cache
+from vitrail import locks
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.batch_transforms import normalise
 from vitrail.data.datasets import DatasetSplits, DatasetSubset
@@ -64,6 +66,29 @@ def test_teacher_predicts_each_image_once(tmp_path: Path) -> None:
     net.shown.clear()
     objective(tmp_path, teacher(net))
     assert sum(map(len, net.shown)) == 2
+
+
+def test_two_runs_with_an_empty_cache_share_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run would have replaced the files that the first one reads, which then stops."""
+    computed, waiting, compute = list[int](), threading.Event(), vitrail.tasks.teacher_cache.compute_teacher_logits
+    second = threading.Thread(target=objective, args=(tmp_path,))
+
+    def compute_while_another_run_starts(view: Any, dataset: Any, rows: range, progress: Any) -> Any:
+        computed.append(rows.start)
+        if len(computed) == 1:
+            second.start()
+            assert waiting.wait(60)
+        waiting.set()
+        return compute(view, dataset, rows, progress)
+
+    def say_that_it_waits(_: float) -> None:
+        waiting.set()
+
+    monkeypatch.setattr(vitrail.tasks.teacher_cache, "compute_teacher_logits", compute_while_another_run_starts)
+    monkeypatch.setattr(locks, "sleep", say_that_it_waits)
+    objective(tmp_path)
+    second.join(60)
+    assert sorted(computed) == [0, 16, 32]
 
 
 def test_missing_and_damaged_files_are_recomputed(tmp_path: Path) -> None:

@@ -37,7 +37,11 @@ def model_as_image_error(argument: str) -> DataError | None:
 def is_model(argument: str) -> bool:
     """Whether an argument is the name of a model, a file of weights, or a folder with a model in it."""
     if not os.path.lexists(argument):
-        return argument in list_bundled_models() or resolve_alias(argument.partition(".")[0]) is not None
+        return is_model_name(argument)
     if os.path.isdir(argument):  # noqa: PTH112  # Path.is_dir raises if a name is too long
         return any((Path(argument) / name).is_file() for name in MODEL_FILES)
     return argument.endswith((*WEIGHTS_FILE_SUFFIXES, ".onnx"))
+
+
+def is_model_name(name: str) -> bool:
+    return name in list_bundled_models() or resolve_alias(name.partition(".")[0]) is not None

@@ -9,6 +9,7 @@ import hashlib
 import re
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
@@ -19,15 +20,18 @@ from vitrail.checkpoint.files.weight_folders import (
     INDEX_SUFFIX,
     PREPROCESSOR_FILE,
     WEIGHT_FILES,
+    find_weight_files,
     list_shards,
     read_json_if_exists,
 )
 from vitrail.checkpoint.tokenizer_file import TOKENIZER_FILE
 from vitrail.errors import CheckpointError, describe_error, missing_package_error
+from vitrail.files import file_checksum, get_cache_folder
 
 HUB_PREFIX = "hf-hub:"
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)
 PREFERRED_WEIGHT_FILES = tuple(name + end for name in WEIGHT_FILES for end in ("", INDEX_SUFFIX))
+DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # of a file on the hub
 CONNECT_SECONDS = 2.0  # to look up the hub or a proxy and to connect to it
 
 
@@ -48,12 +52,7 @@ def download_model(name: str, *, prefer_cache: bool = False) -> Path:
 
     With `prefer_cache` a model in the cache is used without asking the hub for a newer one.
     """
-    match = HUB_NAME.fullmatch(name.removeprefix(HUB_PREFIX))
-    if match is None or ".." in name or not is_hub_name(name):
-        raise CheckpointError(
-            f"{name!r} is not the name of a model on the hub; expected {HUB_PREFIX}owner/model[@revision]"
-        )
-    repository, revision = match[1], match[2]
+    repository, revision = parse_hub_name(name)
     try:
         import huggingface_hub.errors
     except ImportError:
@@ -74,6 +73,16 @@ def download_model(name: str, *, prefer_cache: bool = False) -> Path:
         if folder is None:
             raise CheckpointError(f"{name}: {explain_hub_error(error)}") from None
         return folder
+
+
+def parse_hub_name(name: str) -> tuple[str, str | None]:
+    """Repository and revision of hf-hub:owner/model[@revision]."""
+    match = HUB_NAME.fullmatch(name.removeprefix(HUB_PREFIX))
+    if match is None or ".." in name or not is_hub_name(name):
+        raise CheckpointError(
+            f"{name!r} is not the name of a model on the hub; expected {HUB_PREFIX}owner/model[@revision]"
+        )
+    return match[1], match[2]
 
 
 def find_why_unreachable() -> str:
@@ -124,6 +133,8 @@ def download_revision(repository: str, revision: str | None) -> Path:
                 raise CheckpointError(
                     f"{file} was damaged by the download: its SHA-256 differs from that on the hub; try again"
                 )
+        if expected is not None:
+            record_digest(repository, file, expected.sha256)
         return path
 
     weights = choose_weight_file(files)
@@ -142,6 +153,50 @@ def download_revision(repository: str, revision: str | None) -> Path:
             raise CheckpointError(f"{weights} refers to {shard!r}, which is missing; expected all shards next to it")
         download(shard)
     return path.parent
+
+
+def record_digest(repository: str, file: str, digest: str) -> None:
+    """Keep the SHA-256 that the hub states for a file. One empty file each, so that processes need no lock."""
+    with suppress(OSError, CheckpointError):
+        folder = digest_folder(repository, file)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / digest).touch()
+
+
+def digest_folder(repository: str, file: str) -> Path:
+    return get_cache_folder() / "hub" / repository.replace("/", "--") / file
+
+
+def verify_weights(folder: Path, repository: str) -> str:
+    """Compare the weights with their digests on the hub; return the first file whose digest is not known, or ""."""
+    unknown = ""
+    for path in find_weight_files(folder):
+        known = list_known_digests(path, repository)
+        if known and not any(compute_digest(path, len(each)) == each for each in known):
+            raise CheckpointError(
+                f"{path} is not the file of {repository} on the hub: its SHA-256 differs, so it is damaged or was "
+                "replaced; delete it to download it again"
+            )
+        unknown = unknown or ("" if known else path.name)
+    return unknown
+
+
+def list_known_digests(path: Path, repository: str) -> list[str]:
+    """The digest that names the file in the cache of huggingface_hub, else those of earlier downloads."""
+    blob = path.resolve()
+    if blob.parent == blob.parents[1] / "blobs" and blob.parents[1].name == f"models--{repository.replace('/', '--')}":
+        return [blob.name] if DIGEST.fullmatch(blob.name) else []
+    with suppress(OSError, CheckpointError):
+        return [each.name for each in digest_folder(repository, path.name).iterdir() if DIGEST.fullmatch(each.name)]
+    return []
+
+
+def compute_digest(path: Path, length: int) -> str:
+    """SHA-256, or the SHA-1 with a header that git, and so the hub, has for small files."""
+    if length == 64:
+        return file_checksum(path)
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def find_cached_model(repository: str, revision: str | None) -> Path | None:

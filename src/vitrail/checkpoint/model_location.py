@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from vitrail.checkpoint import hub
-from vitrail.checkpoint.argument_order import refuse_image_as_model
+from vitrail.checkpoint.argument_order import is_model_name, refuse_image_as_model
 from vitrail.checkpoint.bundled import find_bundled_model, list_bundled_models
 from vitrail.checkpoint.pretrained_files import locate_pretrained_weights
 from vitrail.errors import CheckpointError, find_nearest_name
@@ -18,6 +18,7 @@ from vitrail.models.pretrained import (
     list_model_names,
 )
 
+UNVERIFIED = "its weights were not verified"
 MIN_NAME_SIMILARITY = 0.7  # of a model that is suggested for a path that does not exist; 1 is equal
 
 
@@ -50,6 +51,19 @@ def find_named_weights(name: str | Path) -> PretrainedWeights | None:
     if os.path.lexists(name) or find_bundled_model(name) is not None:
         return None
     return find_pretrained_weights(str(name))
+
+
+def find_location_warnings(path: str | Path, place: Path) -> tuple[str, ...]:
+    """What to say about where the files of a model are; files that differ from those on the hub are an error."""
+    if os.path.lexists(path):
+        hidden = f"it is a file or folder here, which is used instead of the model of this name; write ./{path}"
+        return (hidden,) if is_model_name(str(path)) else ()
+    weights = find_named_weights(path)
+    if weights is None and not hub.is_hub_name(path):
+        return ()
+    repository = hub.parse_hub_name(str(path))[0] if weights is None else weights.repository
+    unverified = hub.verify_weights(place, repository)
+    return (f"{UNVERIFIED}, since the SHA-256 of {unverified} on the hub is not known",) if unverified else ()
 
 
 def find_nearest_model_name(name: str) -> str | None:

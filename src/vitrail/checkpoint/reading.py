@@ -18,7 +18,12 @@ from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
 from vitrail.checkpoint.layout import LAYOUT_KEY, LAYOUT_NAMED_KEY, Layout, TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.load_report import LoadReport, format_assumptions
-from vitrail.checkpoint.model_location import find_named_weights, locate_or_download_checkpoint
+from vitrail.checkpoint.model_location import (
+    UNVERIFIED,
+    find_location_warnings,
+    find_named_weights,
+    locate_or_download_checkpoint,
+)
 from vitrail.checkpoint.pretrained_files import add_timm_config, get_known_labels
 from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
@@ -31,6 +36,7 @@ from vitrail.models.pretrained import PretrainedWeights, find_weights_by_file_na
 from vitrail.text import abbreviate_list
 
 RUNNABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
+SIZE_FIELDS = ("width", "widths", "depth", "depths", "stages", "heads", "patch_size")  # that tell presets apart
 DEPTH_FIELDS = ("depth", "encoder_depth", "decoder_depth")
 TRAINED_SIZE = (
     "trained_size"  # size of the training images, for grids with the same number of positions; not a config field
@@ -210,7 +216,8 @@ def read_named_contents(path: str | Path) -> tuple[RawContents, Path]:
     """
     weights = find_named_weights(path)
     place = locate_or_download_checkpoint(path)
-    contents = read_raw_contents(place)
+    location_warnings = find_location_warnings(path, place)  # before a file that is not the hub's is read
+    contents = replace(read_raw_contents(place), warnings=location_warnings)
     if weights is not None:
         contents = add_timm_config(contents, weights)
     return replace(contents, weights=weights or find_weights_by_file_name(Path(path))), place
@@ -223,6 +230,7 @@ def translate_with_layout(
 
     `named` says whether the user named the layout.
     """
+    check_weights_are_not_quantised(contents.tensors, where)
     known = {name: value for name, value in fields.items() if name not in CHANGEABLE_FIELDS}
     known["requested_size"] = fields.get("image_size")
     known[LAYOUT_NAMED_KEY] = named or contents.header.get(LAYOUT_KEY) == layout.name
@@ -230,7 +238,25 @@ def translate_with_layout(
         translated = layout.read(contents, known)
     if contents.weights is not None and layout.name != "vitrail":
         translated = add_known_labels(translated, contents.weights)
-    return replace(drop_mismatched_labels(translated), layout=layout.name)
+    if contents.weights is not None and any(each.startswith(UNVERIFIED) for each in contents.warnings):
+        check_is_preset(translated.description, contents.weights.preset, where, contents.path)
+    translated = drop_mismatched_labels(translated)
+    return replace(translated, layout=layout.name, warnings=(*contents.warnings, *translated.warnings))
+
+
+def check_is_preset(description: Description, preset: str, where: str, place: Path) -> None:
+    """Check that weights which somebody has put into the cache have the sizes of the preset that they are named by."""
+    family, expected = catalog.find_preset(preset)
+    found, sizes = {"family": description.family}, {"family": family.name}
+    if description.family == family.name:
+        sizes = {name: value for name, value in asdict(expected).items() if name in SIZE_FIELDS}
+        found = asdict(family.configure(**description.config))
+    for name, value in sizes.items():
+        if found[name] != value:
+            raise CheckpointError(
+                f"{where}: the weights in {place} have {name} {found[name]}; expected {value}: replace them with those "
+                f"of {preset}"
+            )
 
 
 def add_known_labels(translated: TranslatedCheckpoint, weights: PretrainedWeights) -> TranslatedCheckpoint:
@@ -289,10 +315,7 @@ def check_tensors_fit_model(model: nn.Module, tensors: Mapping[str, Tensor], whe
     }
     texts = [f"{len(names)} {what} ({abbreviate_list(names, 3)})" for what, names in problems.items() if names]
     if len(texts) == 1 and wrong_dtype:
-        name, dtypes = wrong_dtype[0], ", ".join(map(format_dtype, RUNNABLE_DTYPES))
-        raise CheckpointError(
-            f"{where}: {name} has dtype {format_dtype(tensors[name].dtype)}; expected one of {dtypes}"
-        )
+        raise unsupported_dtype_error(where, wrong_dtype[0], tensors[wrong_dtype[0]].dtype)
     if texts:
         raise CheckpointError(f"{where} does not fit its config: {'; '.join(texts)} of {len(expected)} tensors")
 
@@ -301,6 +324,21 @@ def has_runnable_dtype(tensor: Tensor, expected: Tensor | None) -> bool:
     """Whether a model can compute in this dtype, or it is an integer as expected (the counter of a batch norm)."""
     integer = not tensor.is_floating_point() and not tensor.is_complex()
     return tensor.dtype in RUNNABLE_DTYPES or (integer and expected is not None and not expected.is_floating_point())
+
+
+def check_weights_are_not_quantised(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse float8 and weights of integers, with or without their scales, before the other tensors are looked at."""
+    for name, tensor in tensors.items():
+        is_weight = name.endswith(("weight", "kernel"))
+        if tensor.dtype not in RUNNABLE_DTYPES and (tensor.is_floating_point() or is_weight):
+            raise unsupported_dtype_error(where, name, tensor.dtype)
+
+
+def unsupported_dtype_error(where: str, name: str, dtype: torch.dtype) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: {name} has dtype {format_dtype(dtype)}; expected one of "
+        f"{', '.join(map(format_dtype, RUNNABLE_DTYPES))}: convert quantised weights with the library that wrote them"
+    )
 
 
 def cast_to_one_dtype(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:

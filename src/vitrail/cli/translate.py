@@ -23,7 +23,8 @@ Texts = Annotated[
         name="TEXT",
         allow_leading_hyphen=True,  # for - alone
         required=True,
-        help="Sentences in quotes, files with one sentence per line (.gz, too), or - for standard input.",
+        help="Sentences in quotes, files with one sentence per line (.gz, too), or - for standard input. A word with a "
+        "suffix or a slash is a file; it is an error if it does not exist.",
     ),
 ]
 

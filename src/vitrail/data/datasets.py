@@ -17,6 +17,7 @@ from vitrail.data.formats.imagenet_real import read_real_labels
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
 from vitrail.errors import DataError, describe_error
+from vitrail.files import suggest_sibling
 from vitrail.text import escape_unprintable
 
 BUILT_IN_DATASETS = ("fashion",)  # bundled with the package
@@ -141,14 +142,14 @@ def check_data_folder(where: str | Path) -> Path:
         if path.is_dir() and str(where):
             return path
         exists = path.exists() and str(where)
-        siblings = [str(path.parent / each.name) for each in path.parent.iterdir()] if path.parent.is_dir() else []
     except OSError as error:
         raise DataError(f"{path} cannot be read: {describe_error(error)}; {EXPECTED_DATA}") from None
     if exists:
         hint = ": unpack it first" if path.name.lower().endswith(ARCHIVE_SUFFIXES) else ""
         raise DataError(f"{path} is a file; {EXPECTED_DATA}{hint}")
-    near = get_close_matches(str(path), [*BUILT_IN_DATASETS, *siblings], n=1, cutoff=0.7)
-    raise DataError(f"{str(where)!r} does not exist; {EXPECTED_DATA}{f': did you mean {near[0]!r}?' if near else ''}")
+    near = get_close_matches(str(path), BUILT_IN_DATASETS, n=1, cutoff=0.7)
+    hint = f": did you mean {near[0]!r}?" if near else suggest_sibling(path)
+    raise DataError(f"{str(where)!r} does not exist; {EXPECTED_DATA}{hint}")
 
 
 def read_data_folder(

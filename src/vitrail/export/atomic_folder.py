@@ -8,14 +8,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from time import sleep
 
-from vitrail.errors import CheckpointError, VitrailError, describe_error
+from vitrail.errors import CheckpointError, describe_error
 from vitrail.export.description import CONFIG_FILE, CTRANSLATE2_FILES, EXPORT_FILES, has_export_config
 from vitrail.files import is_leftover_temporary_file
-from vitrail.locks import LOCK_FILE_NAME, InUseError, lock_folder
-
-LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 50, 0.1  # to wait for another process
+from vitrail.locks import LOCK_FILE_NAME, lock_folder
 
 
 def check_target_folder(folder: Path, *, overwrite: bool) -> None:
@@ -52,34 +49,15 @@ def check_only_export_files(folder: Path) -> None:
 
 
 def remove_export(folder: Path) -> None:
-    """Delete an export in the cache, damaged or not; anything else in its place is an error and stays."""
-    for left in reversed(range(LOCK_ATTEMPTS)):
-        try:
-            lock_and_remove_export(folder)
-        except (InUseError, FileNotFoundError):  # another process is deleting it
-            if not left:
-                raise
-            sleep(LOCK_PAUSE_SECONDS)
-        except CheckpointError:
-            raise
-        except VitrailError:  # it cannot be locked, maybe because it is gone
-            if os.path.lexists(folder):
-                raise
-        else:
-            return
-
-
-def lock_and_remove_export(folder: Path) -> None:
+    """Delete a damaged export in the cache; anything else in its place is an error and stays."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise CheckpointError(f"{folder} is not a folder; expected an export or nothing: move it away")
     if folder.is_dir():
         check_only_export_files(folder)
-        with lock_folder(folder):
-            for path in folder.iterdir():
-                if path.name != LOCK_FILE_NAME:
-                    path.unlink(missing_ok=True)
-        with suppress(OSError):  # another process may have written its own in the meantime
-            folder.rmdir()
+        try:
+            rmtree(folder)
+        except OSError as error:
+            raise CheckpointError(f"cannot delete {folder}: {describe_error(error)}; delete it") from error
 
 
 @contextmanager

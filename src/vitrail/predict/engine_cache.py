@@ -4,23 +4,28 @@ Entries are keyed by the contents of the model, never by its path, and have chec
 """
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from vitrail import __version__
 from vitrail.errors import CheckpointError, VitrailError
 from vitrail.export.description import ONNX_FILE, read_folder_description
 from vitrail.export.exported_model import ExportedModel
-from vitrail.files import get_cache_folder, read_text, write_text
+from vitrail.files import file_checksum, get_cache_folder, make_folder, read_text, write_text
 from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.loaded_model import LoadedModel
+from vitrail.locks import wait_for_entry_lock
 from vitrail.predict.model_checksums import compute_onnx_checksums, hash_texts
 
+EXPORTS_FOLDER = "exports"
 SPEEDS_FOLDER = "engines"  # one file per key, so that processes do not overwrite each other's
 MAX_SPEED_FILE_BYTES = 2**16
+
+Opened = TypeVar("Opened")
 
 
 def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision: str) -> Path:
@@ -30,51 +35,62 @@ def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision
     model: Any = loaded.model
     about = [__version__, type(model).__name__, asdict(model.config), asdict(loaded.preprocessing)]
     text = json.dumps([*about, compute_weights_digest(model), output, merge, precision], default=str)
-    return get_cache_folder() / "exports" / sha256(text.encode()).hexdigest()[:32]
+    return get_cache_folder() / EXPORTS_FOLDER / sha256(text.encode()).hexdigest()[:32]
 
 
-def get_or_write_cached_export(
-    loaded: LoadedModel, output: Any, *, merge: int, precision: Literal["fp32", "int8"], rebuild: bool = False
-) -> Path:
-    """An export of the model, written on first use. It has no labels, since those may change."""
-    from vitrail.export.atomic_folder import remove_export
+def write_cached_export(
+    loaded: LoadedModel, path: Path, output: Any, *, merge: int, precision: Literal["fp32", "int8"]
+) -> None:
+    """Write the export of a model into the cache. It has no labels, since those may change."""
     from vitrail.export.export import export_model
 
-    path = export_cache_path(loaded, output, merge=merge, precision=precision)
-    if rebuild or not is_complete_export(path):
-        remove_export(path)
-        export_model(
-            loaded.module,
-            path,
-            preprocessing=loaded.preprocessing,
-            to="onnx" if precision == "fp32" else "onnx-int8",
-            output=output,
-            merge=merge,
-            overwrite=True,
-        )
-    return path
+    to = "onnx" if precision == "fp32" else "onnx-int8"
+    export_model(loaded.module, path, preprocessing=loaded.preprocessing, to=to, output=output, merge=merge)
 
 
-def get_or_write_int8_export(exported: ExportedModel, *, rebuild: bool = False) -> Path:
-    """An exported model quantised to int8, written on first use. Needs onnx, but not torch."""
+def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path], Opened]) -> Opened:
+    """Open an exported model quantised to int8, written on first use. Needs onnx, but not torch."""
     from vitrail.data.photos.views import make_photo_views
-    from vitrail.export.atomic_folder import remove_export
     from vitrail.export.quantise import write_int8_export
 
     about = exported.description
     checksums = compute_onnx_checksums(exported.file, about.files)
-    path = get_cache_folder() / "exports" / hash_texts(__version__, "int8", *checksums, about.to_json())
-    if rebuild or not is_complete_export(path):
-        remove_export(path)
+    path = get_cache_folder() / EXPORTS_FOLDER / hash_texts(__version__, "int8", *checksums, about.to_json())
+
+    def write(path: Path) -> None:
         write_int8_export(exported.file, path, about, make_photo_views(32, about.preprocessing), checksums[0])
-    return path
+
+    return open_or_write_export(path, write, open_export)
 
 
-def is_complete_export(path: Path) -> bool:
-    """Whether a complete export is there; its checksums are verified when it is opened."""
+def open_or_write_export(path: Path, write: Callable[[Path], object], open_export: Callable[[Path], Opened]) -> Opened:
+    """Open an export in the cache. If it is missing or damaged, one process writes it and the others wait for it.
+
+    An intact export is never removed or replaced, so that no process loses the one that it uses.
+    """
+    from vitrail.export.atomic_folder import remove_export  # slow to import
+
+    if is_complete_export(path):
+        with suppress(CheckpointError, OSError):
+            return open_export(path)
+    make_folder(path.parent)
+    with wait_for_entry_lock(path):
+        if not is_complete_export(path, verify=True):  # otherwise another process has written it
+            remove_export(path)
+            write(path)
+    return open_export(path)
+
+
+def is_complete_export(path: Path, *, verify: bool = False) -> bool:
+    """Whether a complete export is there, with `verify` also whether its files match their checksums."""
     with suppress(VitrailError, OSError):
         about = read_folder_description(path)
-        return about is not None and ONNX_FILE in about.files and (path / ONNX_FILE).is_file()
+        return (
+            about is not None
+            and ONNX_FILE in about.files
+            and all((path / name).is_file() for name in about.files)
+            and not (verify and any(file_checksum(path / name) != value for name, value in about.files.items()))
+        )
     return False
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
 from vitrail.data.image_items import ImageItem
-from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
@@ -22,7 +22,7 @@ from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, download_if_missing, open_model
 from vitrail.machine import count_cores, describe_machine
 from vitrail.models.checks import pair
-from vitrail.predict.engine_cache import get_or_write_int8_export, read_engine_speeds, write_engine_speeds
+from vitrail.predict.engine_cache import open_cached_int8_export, read_engine_speeds, write_engine_speeds
 from vitrail.predict.model_checksums import compute_model_key
 from vitrail.predict.pipeline import Engine
 from vitrail.predict.predictor import DEFAULT_BATCH, EngineName, Predictor
@@ -194,10 +194,7 @@ def open_int8_if_accurate(
     engine.run(make_blank_image(exact))  # with its time limit, since the quantiser runs the graph, too
     settled = replace(options, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
-        try:
-            quick = open_predictor(get_or_write_int8_export(engine), settled, "auto")
-        except CheckpointError:  # the cached model is damaged
-            quick = open_predictor(get_or_write_int8_export(engine, rebuild=True), settled, "auto")
+        quick = open_cached_int8_export(engine, lambda path: open_predictor(path, settled, "auto"))
     except VitrailError as error:
         notes.append(f"engine int8 was left out: {error}")
         return exact

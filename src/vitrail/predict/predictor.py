@@ -14,7 +14,7 @@ from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
 from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.decoding.rgb_image import TensorLike
 from vitrail.data.image_items import ImageItem
-from vitrail.errors import CheckpointError, ConfigError, VitrailError, unknown_name_error
+from vitrail.errors import ConfigError, VitrailError, unknown_name_error
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.export.description import OUTPUT_KINDS, OutputKind
 from vitrail.export.exported_model import ExportedModel
@@ -315,15 +315,14 @@ def check_export_matches(exported: ExportedModel, engine: EngineName, output: Ou
 def open_cached_export(
     loaded: LoadedModel, engine: Literal["onnx", "int8"], output: OutputKind, merge: int, streams: int, threads: int
 ) -> ExportedModel:
-    """The model on ONNX Runtime, from an export in the cache; a damaged one is written again."""
-    from vitrail.predict.engine_cache import get_or_write_cached_export
+    """The model on ONNX Runtime, from an export in the cache."""
+    from vitrail.predict.engine_cache import export_cache_path, open_or_write_export, write_cached_export
 
     if loaded.checkpoint is None and find_image_config(loaded.model) is None:
         raise ConfigError(f"`engine` {engine} for {loaded.source}, which cannot be exported; use eager")
-    get = partial(
-        get_or_write_cached_export, loaded, output, merge=merge, precision="int8" if engine == "int8" else "fp32"
+    about: Any = {"merge": merge, "precision": "int8" if engine == "int8" else "fp32"}
+    return open_or_write_export(
+        export_cache_path(loaded, output, **about),
+        lambda path: write_cached_export(loaded, path, output, **about),
+        partial(ExportedModel, streams=streams, threads=threads),
     )
-    try:
-        return ExportedModel(get(), streams=streams, threads=threads)
-    except CheckpointError:
-        return ExportedModel(get(rebuild=True), streams=streams, threads=threads)

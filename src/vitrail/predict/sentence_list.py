@@ -1,6 +1,7 @@
 """The sentences of a job: arguments that are text, files with one sentence per line, and standard input."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -10,9 +11,12 @@ from typing import BinaryIO
 from vitrail.checkpoint.argument_order import is_image_file
 from vitrail.data.text.text_files import MAX_FILE_BYTES, read_sentences
 from vitrail.errors import ConfigError, DataError
+from vitrail.files import suggest_sibling
 
 STDIN, ARGUMENT = "-", "text"  # names of the sources of sentences that are not files
-FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".gz", ".jsonl")
+PATH_PATTERN = re.compile(  # sentences.de, data/sentences, ./my sentences, my sentences.txt; but not 3.14 or "z.B."
+    r"\S+\.(?=\d*[A-Za-z])\w{1,10}|\S*/\S*|\.{0,2}/.*|.+\.(?:txt|tsv|csv|gz|jsonl)", re.DOTALL | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Sentence:
 
 
 def list_sentences(arguments: Sequence[str], stdin: BinaryIO | None = None) -> list[Sentence]:
-    """All sentences in order. An argument is a file if one has this name, - is standard input, others are sentences."""
+    """All sentences in order: of arguments that are text, of files, and for - of standard input."""
     found, said = list[Sentence](), 0
     for argument in arguments:
         if argument == STDIN:
@@ -41,12 +45,18 @@ def list_sentences(arguments: Sequence[str], stdin: BinaryIO | None = None) -> l
 
 
 def is_file_name(argument: str) -> bool:
-    """Whether a file has this name; a text that looks like the name of a missing file is an error."""
-    if os.path.lexists(argument):  # Path refuses a long name
-        return True
-    if not any(each.isspace() for each in argument) and ("/" in argument or argument.lower().endswith(FILE_SUFFIXES)):
-        raise DataError(f"{argument} does not exist; expected a sentence, or a file with one per line")
-    return False
+    """Whether an argument is a file, by its spelling: with a suffix or a slash and no spaces, or one of text files.
+
+    A file that is missing is an error, and so is a word that is also the name of a file.
+    """
+    named = PATH_PATTERN.fullmatch(argument) is not None
+    if named == os.path.lexists(argument):  # Path refuses a long name
+        return named
+    if named:
+        expected = "expected a file with one sentence per line, or - for a word from standard input"
+        raise DataError(f"{argument} does not exist; {expected}{suggest_sibling(argument)}")
+    place = os.path.join(".", argument)  # noqa: PTH118
+    raise DataError(f"{argument!r} is also a file or folder; write {place!r} to read it, or pass the text through -")
 
 
 def read_stdin(stdin: BinaryIO | None) -> list[str]:

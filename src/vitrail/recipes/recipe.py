@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.data.augment.config import Augmentation, field_with_help
 from vitrail.errors import ConfigError, DataError, describe_error, unknown_name_error
-from vitrail.files import read_text
+from vitrail.files import read_text, suggest_sibling
 from vitrail.json_yaml import parse_yaml
 from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields, check_range
 from vitrail.recipes.schedule import Schedule, parse_if_numeric_text, parse_schedule
@@ -270,6 +270,7 @@ def open_recipe(name: str) -> Recipe:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the recipe {path} cannot be read: {describe_error(error)}; expected YAML, name: value"
+            f"{suggest_sibling(path)}"
         ) from None
     if not isinstance(data, dict) or not all(isinstance(each, str) for each in data):
         raise ConfigError(f"the recipe {path} has no settings; expected YAML, name: value")

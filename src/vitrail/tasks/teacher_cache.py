@@ -21,6 +21,7 @@ from vitrail.data.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.errors import CheckpointError, DataError, describe_error
 from vitrail.files import CHUNK_BYTES, make_folder, open_regular_file_descriptor, write_atomically, write_text
+from vitrail.locks import wait_for_entry_lock
 from vitrail.npy_header import HEADER_BYTES, parse_npy_header
 from vitrail.tasks.classification import LossInputs
 from vitrail.tasks.teacher import TeacherView
@@ -75,11 +76,12 @@ class TeacherCache:
         for number in range(ranks.rank, count, ranks.world_size):
             rows = range(number * IMAGES_PER_FILE, min((number + 1) * IMAGES_PER_FILE, len(train_images)))
             path = folder / f"{number:05}.npy"
-            if open_intact_logits_or_none(path, (len(rows), len(data.classes))) is None:
-                found = compute_teacher_logits(teacher_view, train_images, rows, progress)
-                write_atomically(path, lambda place, found=found: write_array_with_checksum(place, found))
-            elif progress is not None:
-                progress(len(rows))
+            with wait_for_entry_lock(path):  # another run may be writing it; an intact file is never replaced
+                if open_intact_logits_or_none(path, (len(rows), len(data.classes))) is None:
+                    found = compute_teacher_logits(teacher_view, train_images, rows, progress)
+                    write_atomically(path, lambda place, found=found: write_array_with_checksum(place, found))
+                elif progress is not None:
+                    progress(len(rows))
         ranks.all_reduce_sum(torch.zeros(1))  # wait until all processes have written
         last = len(train_images) - (count - 1) * IMAGES_PER_FILE
         files = [

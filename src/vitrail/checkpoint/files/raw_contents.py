@@ -47,7 +47,7 @@ from vitrail.checkpoint.files.zip_archives import (
     read_zip_entry,
 )
 from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import open_regular_file_descriptor
+from vitrail.files import open_regular_file_descriptor, suggest_sibling
 from vitrail.machine import count_cores
 from vitrail.models.pretrained import PretrainedWeights
 from vitrail.pickle_reader import MAX_PICKLE_BYTES, BoundedStream, ForbiddenGlobalError, PickleError
@@ -103,6 +103,7 @@ class RawContents:
     config: Mapping[str, Any] | None = None
     preprocessor: Mapping[str, Any] | None = None
     weights: PretrainedWeights | None = None  # the public weights that it is known to be
+    warnings: tuple[str, ...] = ()  # about where it was found
 
 
 def read_raw_contents(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
@@ -118,7 +119,7 @@ def read_raw_contents(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
         elif path.exists():
             raise CheckpointError(f"{path} is neither a file nor a folder; expected a checkpoint")
         else:
-            raise CheckpointError(f"{path} does not exist; expected a checkpoint file or folder")
+            raise CheckpointError(f"{path} does not exist; expected a checkpoint file or folder{suggest_sibling(path)}")
     shards = read_shards(files, parts)
     return replace(
         shards[0],

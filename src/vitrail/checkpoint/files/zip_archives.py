@@ -122,11 +122,21 @@ def read_npz_arrays(path: Path, file: IO[bytes], archive: zipfile.ZipFile) -> di
                     f"{path}: {info.filename} has {info.file_size} bytes, too few or too many for shape {shape}; "
                     "it may be truncated"
                 )
+        if dtype.kind not in "US" and not is_numeric(dtype):  # without it, the rest might be another model
+            raise CheckpointError(
+                f"{path}: {info.filename} has dtype {dtype.name}; expected float32, float16, bfloat16 or float64: "
+                "convert quantised weights with the library that wrote them"
+            )
         dtypes[info.filename.removesuffix(".npy")] = dtype
-    numeric = [name for name, dtype in dtypes.items() if dtype.kind in "fiub" or is_bfloat16(dtype)]
+    numeric = [name for name, dtype in dtypes.items() if is_numeric(dtype)]
     file.seek(0)
     with np.load(file, allow_pickle=False) as arrays:
         return {name: tensor_from_array(arrays[name]) for name in numeric}
+
+
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether torch has this dtype; text in a file is ignored."""
+    return (dtype.kind in "fiub" and dtype.itemsize <= 8) or is_bfloat16(dtype)
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ConfigError, describe_error
-from vitrail.files import read_text
+from vitrail.files import read_text, suggest_sibling
 from vitrail.json_yaml import parse_yaml
 
 
@@ -64,4 +64,5 @@ def read_labels_file(path: Path) -> tuple[str, ...]:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--labels {path} cannot be read: {describe_error(error)}; expected a text file, one label per line"
+            f"{suggest_sibling(path)}"
         ) from None

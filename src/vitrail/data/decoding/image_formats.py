@@ -16,7 +16,7 @@ from PIL import Image
 from vitrail.data.decoding import jpeg
 from vitrail.data.photos import locate_example_photo
 from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
-from vitrail.files import read_bytes
+from vitrail.files import read_bytes, suggest_sibling
 
 PLUGINS = {  # format → the Pillow module imported for it, and the function that opens a file
     "JPEG": ("PIL.JpegImagePlugin", "jpeg_factory"),  # also MPO (from phones): its first image
@@ -108,8 +108,9 @@ def wrap_image_errors(where: str) -> Generator[None]:
         yield
     except VitrailError:
         raise
-    except FileNotFoundError:
-        raise DataError(f"{where} does not exist; expected an image") from None
+    except FileNotFoundError as error:
+        hint = suggest_sibling(error.filename) if error.filename else ""
+        raise DataError(f"{where} does not exist; expected an image{hint}") from None
     except IsADirectoryError:
         raise DataError(f"{where} is a folder; expected an image: pass its files one by one") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

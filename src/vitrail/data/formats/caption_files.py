@@ -12,6 +12,7 @@ from vitrail.data.formats.class_folders import is_image_name, list_entries
 from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.data.text.text_files import read_text_lines
 from vitrail.errors import DataError
+from vitrail.files import suggest_sibling
 from vitrail.text import format_count
 
 TABLE_NAMES = ("captions.tsv", "captions.tsv.gz", "captions.txt", "Flickr8k.token.txt", "results_20130124.token")
@@ -44,7 +45,7 @@ def find_caption_files(where: Path) -> CaptionFiles:
     if where.is_file():
         return CaptionFiles({"train": where}, find_lists(where.parent), where.parent)
     if not where.is_dir():
-        raise DataError(f"{str(where)!r} does not exist; {EXPECTED_CAPTIONS}")
+        raise DataError(f"{str(where)!r} does not exist; {EXPECTED_CAPTIONS}{suggest_sibling(where)}")
     for folder in list_folders(where):
         for name in TABLE_NAMES:
             if (folder / name).is_file():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitrail.data.text.text_files import read_sentences, read_text_lines
 from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.files import suggest_sibling
 from vitrail.text import abbreviate_list, format_count
 
 PART_NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
@@ -88,7 +89,7 @@ def find_pair_files(path: Path) -> list[PartFiles]:
         raise DataError(f"{path} is one file; {EXPECTED_PAIRS}")
     parts = [part for part in list_parts(path.parent) if part.name == path.name] if path.parent.is_dir() else []
     if not parts:
-        raise DataError(f"{path} does not exist; {EXPECTED_PAIRS}")
+        raise DataError(f"{path} does not exist; {EXPECTED_PAIRS}{suggest_sibling(path)}")
     return parts
 
 

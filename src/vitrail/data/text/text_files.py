@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 from vitrail.errors import DataError, describe_error
-from vitrail.files import read_bytes
+from vitrail.files import read_bytes, suggest_sibling
 
 MAX_FILE_BYTES = 2**30  # compressed or not
 MAX_LINE_BYTES = 2**16  # a sentence has about 100
@@ -52,6 +52,7 @@ def read_unpacked(path: Path) -> bytes:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read: {describe_error(error)}; expected a text file, plain or gzip"
+            f"{suggest_sibling(path)}"
         ) from None
     if len(data) > max_bytes:
         raise DataError(f"{path} of {len(packed):,} bytes would unpack to more than {max_bytes:,}; expected sentences")
