@@ -212,6 +212,8 @@ class TextTokenizer:
 
 
 def load_bert_vocabulary(text: str, where: str, lower: bool | None) -> "Tokenizer":
+    if (count := text.count("\n")) > MAX_VOCABULARY:
+        raise CheckpointError(f"{where} has {count:,} lines; expected one token per line, at most {MAX_VOCABULARY:,}")
     names = text.removesuffix("\n").split("\n")
     ids = {name: number for number, name in enumerate(names)}
     if len(ids) < len(names):
