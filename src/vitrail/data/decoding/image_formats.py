@@ -77,7 +77,7 @@ BIG_TIFF = 43
 MAX_TIFF_TABLE_BYTES = (
     2**20
 )  # of all other tags: 131,072 strips or tiles, for each of which Pillow makes several objects
-MAX_READS = 2**20  # of parts of a file (chunks, blocks, segments, entries), which Pillow keeps
+MAX_READS = 2**18  # of parts of a file (chunks, blocks, segments, entries), which Pillow keeps
 MAX_EXIF_SEGMENTS = 16  # of a JPEG, each 64 kB; Pillow joins them one by one
 MAX_TILE_COVERAGE = 8  # times that the tiles of a file may cover its image: once per channel
 
