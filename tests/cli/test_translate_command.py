@@ -17,6 +17,7 @@ from support.toy_translation import make_pairs, make_tokenizer, write_text_model
 import vitrail
 from vitrail.predict.output.partial_folder import PartialFolder
 from vitrail.predict.sentence_list import list_sentences
+from vitrail.predict.output.translation_files import format_row
 
 Run = Callable[..., Any]
 MODEL_FIELDS = ("width=16", "encoder_depth=1", "decoder_depth=1", "heads=2", "mlp_width=32")
@@ -142,6 +143,15 @@ def test_standard_input(vitrail_: Run, saved: Path, monkeypatch: pytest.MonkeyPa
     result = vitrail_("translate", saved, "-", "--beam", "1")
     expected = vitrail.Translator(saved).translate(TEXTS[:2], beam=1)
     assert result.out.splitlines() == [each.text for each in expected]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_table_has_no_formulas(kind: Any) -> None:
+    found = [{"text": "=cmd|' /C calc'!A0", "score": -1.5}]
+    row = format_row({"source": "\t+1 =x", "translations": found, "error": "@a"}, kind, 1)
+    fields = next(csv.reader([row], delimiter="," if kind == "csv" else "\t"))
+    assert fields[1:] == ["'=cmd|' /C calc'!A0", "-1.5", "'@a"]
+    assert fields[0].startswith("'" if kind == "csv" else " ")
 
 
 def test_files_of_every_format(vitrail_: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from vitrail.export.ctranslate2_export import (
     translate_greedily,
 )
 from vitrail.export.ctranslate2_spec import find_exportable_stacks
+from vitrail.inspection.checkpoints.checksum_verification import verify_checksums
 from vitrail.predict.translator import SearchSettings
 from vitrail.text_loading import LoadedTextModel
 
@@ -170,6 +171,18 @@ def test_the_description_names_languages_and_origin(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     assert (config["languages"], config["provenance"]) == (["de", "en"], {"checkpoint": "runs/demo"})
     assert (config["add_source_eos"], config["decoder_start_token"]) == (True, "<s>")
+
+
+def test_a_damaged_file_is_found_by_its_checksum(tmp_path: Path) -> None:
+    export(make(), tmp_path / "out")
+    assert [(check.file, check.verdict) for check in verify_checksums(tmp_path / "out")] == [
+        (name, "intact") for name in ("config.json", "model.bin", "shared_vocabulary.json", "tokenizer.json")
+    ]
+    weights = tmp_path / "out" / "model.bin"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert {check.file for check in verify_checksums(tmp_path / "out") if check.verdict == "damaged"} == {"model.bin"}
 
 
 def test_other_languages_are_checked_on_random_tokens() -> None:

@@ -291,6 +291,7 @@ def test_stopping_at_the_first_hypotheses_is_not_exact() -> None:
         (beam_search, {"beam": 2, "n_best": 3}, "`n_best` is 3; expected at most `beam`, 2: use a larger `beam`"),
         (beam_search, {"alpha": -0.5}, "`alpha` is -0.5; expected a number of at least 0"),
         (beam_search, {"alpha": math.nan}, "`alpha` is nan; expected a number of at least 0"),
+        (beam_search, {"alpha": 1e308}, r"`alpha` is 1e\+308; expected a number of at least 0 and at most 10"),
         (beam_search, {"penalty": "lenght"}, "unknown `penalty` 'lenght'; did you mean 'length'?"),
         (beam_search, {"stop": "never"}, "unknown `stop` 'never'; expected one of exact, transformers, first"),
         (beam_search, {"length": 0}, "`length` is 0; expected 1 or more"),

@@ -108,6 +108,8 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "text": (lambda t: t.translate(5), "the text is 5; expected a string, or a list of strings"),
     "list": (lambda t: t.translate(["a", 5]), "the text is .*; expected a string, or a list"),
     "beam": (lambda t: t.translate("1", beam=0), "`?beam`? is 0; expected 1 or more"),
+    "wide beam": (lambda t: t.translate("1", beam=100_000), "`?beam`? is 100000; expected at most 100"),
+    "many draws": (lambda t: t.translate("1", n_best=101, top_k=2), "`?n_best`? is 101; expected at most 100"),
     "n_best": (lambda t: t.translate("1", beam=2, n_best=3), "`n_best` is 3; expected at most `beam`, 2"),
     "penalty": (lambda t: t.translate("1", penalty="none"), "unknown `penalty` 'none'"),
     "alpha": (lambda t: t.translate("1", alpha=-1), "`alpha` is -1"),

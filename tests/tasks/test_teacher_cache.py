@@ -27,7 +27,12 @@ from vitrail.tasks.classification import Classification, LossInputs
 from vitrail.tasks.distillation import DistillationLoss, make_distillation
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.teacher import Teacher, TeacherView
-from vitrail.tasks.teacher_cache import LogitsFile, open_intact_logits_or_none, write_array_with_checksum
+from vitrail.tasks.teacher_cache import (
+    LogitsFile,
+    check_recorded_cache,
+    open_intact_logits_or_none,
+    write_array_with_checksum,
+)
 from vitrail.train.fit import fit
 
 
@@ -132,6 +137,19 @@ def test_special_file_is_a_one_line_error(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "a.npy")
     with pytest.raises(CheckpointError, match=r"a\.npy cannot be used: it is a "):
         open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
+
+
+def test_a_folder_that_only_a_file_names_is_not_written_to(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (None, run / "cache"):
+        check_recorded_cache(None if folder is None else str(folder), run)
+    for given in (str(elsewhere), str(run / ".." / "elsewhere"), "a\0b"):
+        with pytest.raises(
+            CheckpointError, match="for a teacher's logits, which has none; expected a folder in the run"
+        ):
+            check_recorded_cache(given, run)
+    objective(elsewhere)
+    check_recorded_cache(str(elsewhere), run)
 
 
 def test_missing_logits_are_an_error(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.errors import ConfigError, DataError
 from vitrail.models.catalog import find_preset
 from vitrail.tasks.metric import Metric
+from vitrail.train import log
 from vitrail.train.run_list import RecordedTask, list_run_cells, read_run_summaries, read_run_summary
 
 PLAN: dict[str, Any] = {
@@ -198,6 +199,23 @@ def test_log_that_is_a_folder_is_damage(tmp_path: Path) -> None:
     (folder / "log.jsonl").unlink()
     (folder / "log.jsonl").mkdir()
     assert read_run_summary(folder).state == "damaged: log.jsonl: it is a folder; expected a file"
+
+
+@pytest.mark.parametrize("line", ["", "{", '{"step": 1}'])
+def test_log_of_too_many_lines_is_damage_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """An empty line costs as much time and memory as a short one, so lines are counted."""
+    monkeypatch.setattr(log, "MAX_LOG_CHARACTERS", 1000 * log.MIN_LINE_CHARACTERS)
+    (make_run(tmp_path / "a") / "log.jsonl").write_text(1001 * f"{line}\n")
+    make_run(tmp_path / "b")
+    states = [run.state for run in read_run_summaries(tmp_path)]
+    assert states == ["damaged: log.jsonl: it has more than 64,000 characters or 1,000 lines", "finished"]
+
+
+def test_damaged_and_empty_lines_are_not_kept(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one")
+    (folder / "log.jsonl").write_text('\n{"step": 1}\n\n{\n{"step": 2}\n')
+    found = log.ParsedLog.read(folder / "log.jsonl")
+    assert (len(found.lines), found.line_count, found.damaged_lines) == (2, 3, 1)
 
 
 def test_values_of_other_types_are_left_out(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from vitrail.errors import VitrailError, VitrailWarning, describe_error
 from vitrail.machine import bound_spinning
 from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 from vitrail.tasks import PRETRAINING_TASKS
+from vitrail.text import escape_unprintable
 
 COMMAND_GROUPS = {  # headings of `vitrail --help`
     "Train": ("train", "distill", "pretrain", *(f"pretrain {task}" for task in PRETRAINING_TASKS), "runs"),
@@ -94,7 +95,7 @@ def name_options(message: str, fields: Sequence[str]) -> str:
 
 def print_warning(message: Warning | str, *_: object, **__: object) -> None:
     text = name_options(str(message), message.fields if isinstance(message, VitrailWarning) else ())
-    print(f"vitrail: warning: {' '.join(text.split())}", file=sys.stderr)
+    print(f"vitrail: warning: {escape_unprintable(' '.join(text.split()))}", file=sys.stderr)
 
 
 def main() -> NoReturn:

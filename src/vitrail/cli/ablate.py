@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import DEFAULT_STUDENT, StudyFlags, TeacherCache, TeacherModel
 from vitrail.cli.options.values import parse_field, parse_size
+from vitrail.cli.output.messages import print_text
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,5 +98,5 @@ def run_study(study: "TrainingStudy", flags: StudyFlags) -> None:
         print(json.dumps(result.table.to_json(), indent=2))
     elif not flags.dry_run:
         files = ", ".join(map(str, result.written))
-        print(f"\n{result.table}\n\nwritten: {files}; all runs: vitrail runs {quote(str(study.folder))}")
+        print_text(f"\n{result.table}\n\nwritten: {files}; all runs: vitrail runs {quote(str(study.folder))}")
     result.raise_if_failed()

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL
 from vitrail.cli.options.values import parse_fields, parse_size, read_labels_file
+from vitrail.cli.output.messages import print_text
 from vitrail.files import refuse_existing_outputs
 
 Layout = Literal[
@@ -105,7 +106,7 @@ def convert(
     if about.tokenizer is not None:  # a text model keeps its own
         tokenizer, _ = read_tokenizer_file(Path(checkpoint) if run is None else run.model, about.tokenizer)
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")
-    print(name_options(str(found.report), found.report.settings))
+    print_text(name_options(str(found.report), found.report.settings))
     write(
         found.model,
         out,

@@ -11,7 +11,7 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer, open_inspected_model
 from vitrail.cli.options.predict_flags import OptionalImages
 from vitrail.cli.options.values import parse_fields
-from vitrail.cli.output.messages import print_error, print_note
+from vitrail.cli.output.messages import print_error, print_note, print_text
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.usage_errors import check_arguments
 from vitrail.errors import ConfigError
@@ -130,7 +130,7 @@ def explain(
         how: dict[str, Any] = {"layer": parse_place("--layer", layer), "beam": 4 if beam is None else beam}
         how["head"] = head if head == "mean" else parse_place("--head", head)
         opening = {"fields": parse_fields(fields), "device": device}
-        print(explain_text(checkpoint, sentence, out, opening, as_json=as_json, **how, **drawn))
+        print_text(explain_text(checkpoint, sentence, out, opening, as_json=as_json, **how, **drawn))
         return
     if beam is not None:
         raise ConfigError("--beam needs --sentence")

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields
+from vitrail.cli.output.messages import print_text
 from vitrail.errors import CheckpointError
 
 
@@ -62,7 +63,7 @@ def inspect_checkpoint(
             data = asdict(found)
             print(json.dumps(data if tensors else {name: data[name] for name in data if name != "tensors"}, indent=2))
         else:
-            print(found.format_report(every_tensor=tensors))
+            print_text(found.format_report(every_tensor=tensors))
     damaged = [each for each in checks if each.verdict == "damaged"]
     if damaged:
         names = ", ".join(each.file for each in damaged)

@@ -6,7 +6,7 @@ from typing import Literal
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer
 from vitrail.cli.options.values import check_minimum
-from vitrail.cli.output.messages import print_notes
+from vitrail.cli.output.messages import print_notes, print_text
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import prepare_figure_folder
 
@@ -68,4 +68,4 @@ def look(
     print_notes((*chosen.notes, *found.notes, *found.skipped))
     for figure in found.figures:
         written = figure.save(out, kinds, arrays=arrays)
-        print(f"{', '.join(map(str, written))}: {figure.caption}")
+        print_text(f"{', '.join(map(str, written))}: {figure.caption}")

@@ -2,7 +2,10 @@
 
 import errno
 import os
+import signal
 import stat
+import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,17 +64,31 @@ def remove_export(folder: Path) -> None:
 
 
 @contextmanager
+def exit_at_sigterm() -> Generator[None]:
+    """Let SIGTERM raise SystemExit, so that unfinished files are removed; unless the program handles it itself."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def write_folder_atomically(folder: Path, *, overwrite: bool = True) -> Generator[Path]:
     """A temporary folder next to it, which is renamed at the end, or removed after an error."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            yield place
-            place.chmod(0o755)
-            move_into_place(place, folder, overwrite=overwrite)
-        finally:
-            rmtree(place, ignore_errors=True)
+        with exit_at_sigterm():
+            place = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            try:
+                yield place
+                place.chmod(0o755)
+                move_into_place(place, folder, overwrite=overwrite)
+            finally:
+                rmtree(place, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder}: {describe_error(error)}") from error
 

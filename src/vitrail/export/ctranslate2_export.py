@@ -28,8 +28,9 @@ from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.ctranslate2_spec import build_spec, import_ctranslate2
-from vitrail.export.description import CONFIG_FILE
-from vitrail.files import write_text
+from vitrail.export.description import CONFIG_FILE, CTRANSLATE2_FILES
+from vitrail.files import file_checksum, write_text
+from vitrail.json_yaml import add_checksum
 from vitrail.models.text_contract import TextModel
 from vitrail.text import format_count
 
@@ -78,8 +79,9 @@ def export_to_ctranslate2(
         spec.save(str(place))
         about = {"exported": True, "to": "ctranslate2", "languages": languages and list(languages)}
         config = {**about, "provenance": dict(provenance or {}), **json.loads((place / CONFIG_FILE).read_text("utf-8"))}
-        write_text(place / CONFIG_FILE, json.dumps(config, ensure_ascii=False))
         write_text(place / TOKENIZER_FILE, tokenizer.to_json())
+        config["files"] = {name: file_checksum(place / name) for name in CTRANSLATE2_FILES}
+        write_text(place / CONFIG_FILE, json.dumps(add_checksum(config), ensure_ascii=False))
         found = run_exported(place, tokenizer, rows, model.length_limit)
         return compare_translations(model, tokenizer, rows, expected, found)
 

@@ -18,6 +18,8 @@ from vitrail.models.checks import check_count
 from vitrail.models.text_contract import Memory, TextModel
 
 Penalty = Literal["length", "gnmt"]
+MAX_ALPHA = 10
+MAX_BEAM = 100  # texts of a row at once: with 64 rows and 37,000 tokens their logits take a gigabyte
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,15 @@ def compute_penalty(penalty: Penalty, length: int, alpha: float) -> float:
 def check_penalty(penalty: str, alpha: float) -> None:
     if penalty not in get_args(Penalty):
         raise unknown_name_error("`penalty`", penalty, get_args(Penalty))
-    if not (alpha >= 0 and math.isfinite(alpha)):
-        raise ConfigError(f"`alpha` is {alpha!r}; expected a number of at least 0, where 0 does not normalise")
+    if not 0 <= alpha <= MAX_ALPHA:
+        raise ConfigError(f"`alpha` is {alpha!r}; expected a number of at least 0 and at most {MAX_ALPHA}")
+
+
+def check_beam(name: str, value: int) -> None:
+    """A number of texts that are written at once for each row."""
+    check_count(name, value)
+    if value > MAX_BEAM:
+        raise ConfigError(f"`{name}` is {value}; expected at most {MAX_BEAM}")
 
 
 def read_limits(length: int | Tensor, rows: int) -> list[int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
 from vitrail.data.image_items import ImageItem
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
@@ -150,8 +150,8 @@ def open_predictors(
     for name in names[1:]:
         try:
             found[name] = open_predictor(opened, options, name)
-        except VitrailError as error:  # a full disk, a missing package, a model that cannot be exported
-            notes.append(f"engine {name} was left out: {error}")
+        except (VitrailError, OSError) as error:  # a full or unreadable disk, a missing package, a model without export
+            notes.append(f"engine {name} was left out: {describe_error(error)}")
     return found
 
 
@@ -195,8 +195,8 @@ def open_int8_if_accurate(
     settled = replace(options, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
         quick = open_cached_int8_export(engine, lambda path: open_predictor(path, settled, "auto"))
-    except VitrailError as error:
-        notes.append(f"engine int8 was left out: {error}")
+    except (VitrailError, OSError) as error:
+        notes.append(f"engine int8 was left out: {describe_error(error)}")
         return exact
     quick.labels, quick.preprocessing = exact.labels, exact.preprocessing
     assert isinstance(quick.engine, ExportedModel)

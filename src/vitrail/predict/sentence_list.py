@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitrail.checkpoint.argument_order import is_image_file
-from vitrail.data.text.text_files import MAX_FILE_BYTES, read_sentences
+from vitrail.data.text.text_files import MAX_FILE_BYTES, read_sentences, split_lines
 from vitrail.errors import ConfigError, DataError
 from vitrail.files import suggest_sibling
 
@@ -65,11 +65,7 @@ def read_stdin(stdin: BinaryIO | None) -> list[str]:
     data = stdin.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise DataError(f"standard input has more than {MAX_FILE_BYTES:,} bytes; expected less: split it")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError("standard input is not UTF-8; convert it, for example with iconv") from None
-    return [line.strip() for line in text.removesuffix("\n").split("\n")]
+    return [line.strip() for line in split_lines(data, "standard input")]
 
 
 def compute_sentences_checksum(sentences: Sequence[Sentence]) -> str:

@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.models.checks import check_count
 from vitrail.models.text_contract import Memory, TextModel
 from vitrail.predict.beam_search import beam_search
-from vitrail.predict.decoding import Hypothesis, Penalty, check_penalty, greedy
+from vitrail.predict.decoding import Hypothesis, Penalty, check_beam, check_penalty, greedy
 from vitrail.predict.sampling import check_sampling, sample
 from vitrail.text import format_count
 from vitrail.text_loading import LoadedTextModel, open_text_model
@@ -40,8 +40,8 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         check_penalty(self.penalty, self.alpha)
-        check_count("beam", self.beam)
-        check_count("n_best", self.n_best)
+        check_beam("beam", self.beam)
+        check_beam("n_best", self.n_best)
         if self.length is not None:
             check_count("length", self.length)
         if self.draws:

@@ -123,6 +123,22 @@ def file_fingerprint(stat_result: os.stat_result) -> tuple[int, ...]:
     return stat_result.st_dev, stat_result.st_ino, stat_result.st_size, stat_result.st_mtime_ns, stat_result.st_ctime_ns
 
 
+def check_recorded_cache(folder: str | None, run: Path) -> None:
+    """Refuse a folder that only run.json names: it is written to if it is in the run, or has such logits already."""
+    if folder is None:
+        return
+    try:
+        inside = Path(folder).resolve().is_relative_to(run.resolve())
+        known = inside or next(Path(folder).glob(f"*/{DESCRIPTION_FILE}"), None) is not None
+    except (OSError, RuntimeError, ValueError):
+        known = False
+    if not known:
+        raise CheckpointError(
+            f"{run} names {folder!r} for a teacher's logits, which has none; expected a folder in the run, or one that "
+            f"has */{DESCRIPTION_FILE}: restore it, or start a new run"
+        )
+
+
 def compute_cache_key(teacher_view: TeacherView, dataset: ImageDataset) -> str:
     """Digest of everything that the logits depend on: the teacher, the images in order, and their preprocessing."""
     found = hashlib.sha256(

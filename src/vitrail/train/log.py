@@ -7,41 +7,46 @@ from vitrail.files import read_lines
 from vitrail.json_yaml import parse_json
 
 MAX_LOG_VALUE = 1e300
-MAX_LOG_CHARACTERS = 2**27  # in memory the values take ten times as much
+MAX_LOG_CHARACTERS = 2**26  # in memory the values take ten times as much
+MIN_LINE_CHARACTERS = 64  # that a shorter line counts as: a line costs time and memory, even if it is empty
 LogRecord = dict[str, float]
 
 
 @dataclass(frozen=True)
 class ParsedLog:
-    """The lines of a log with their finite values; None for a damaged line."""
+    """The intact lines of a log with their finite values, and the number of all lines but empty ones."""
 
-    lines: tuple[tuple[str, LogRecord | None], ...] = ()
+    lines: tuple[tuple[str, LogRecord], ...] = ()
+    line_count: int = 0
+    truncated: bool = False  # the last line: the run was killed while writing it
 
     @classmethod
     def read(cls, path: Path) -> "ParsedLog":
         """Empty if there is no such file; OSError or ValueError if it cannot be read."""
-        lines, total = list[tuple[str, LogRecord | None]](), 0
+        lines, count, total, line, record = list[tuple[str, LogRecord]](), 0, 0, "", None
         try:
             for line in read_lines(path):
-                total += len(line)
+                total += max(len(line), MIN_LINE_CHARACTERS)
                 if total > MAX_LOG_CHARACTERS:
-                    raise ValueError(
-                        f"it has more than {MAX_LOG_CHARACTERS:,} characters; expected at most {MAX_LOG_CHARACTERS:,}"
-                    )
-                lines.append((line, parse_log_line(line)))
+                    most = MAX_LOG_CHARACTERS // MIN_LINE_CHARACTERS
+                    raise ValueError(f"it has more than {MAX_LOG_CHARACTERS:,} characters or {most:,} lines")
+                if line.isspace():
+                    continue
+                count, record = count + 1, parse_log_line(line)
+                if record is not None:
+                    lines.append((line, record))
         except FileNotFoundError:
             return cls()
-        return cls(tuple(lines))
+        return cls(tuple(lines), count, bool(count) and record is None and not line.endswith("\n"))
 
     @property
     def records(self) -> list[LogRecord]:
-        return [record for _, record in self.lines if record is not None]
+        return [record for _, record in self.lines]
 
     @property
     def damaged_lines(self) -> int:
-        """How many lines are damaged. A truncated last line is not: the run was killed while writing it."""
-        truncated = bool(self.lines) and self.lines[-1][1] is None and not self.lines[-1][0].endswith("\n")
-        return sum(record is None for _, record in self.lines) - truncated
+        """How many lines are damaged. A truncated last line is not."""
+        return self.line_count - len(self.lines) - self.truncated
 
 
 def parse_log_line(line: str) -> LogRecord | None:

@@ -99,12 +99,12 @@ def truncate_log(run: RunFolder, step: int) -> None:
     if log.damaged_lines:
         copy = set_damaged_file_aside(run.folder / LOG_FILE, keep_original=True)
         warnings.warn(
-            f"{log.damaged_lines} of {len(log.lines)} lines of {LOG_FILE} are damaged and left out; "
+            f"{log.damaged_lines} of {log.line_count} lines of {LOG_FILE} are damaged and left out; "
             f"the original is kept as {copy.name}",
             stacklevel=2,
         )
-    if log.lines:
-        kept = [line.rstrip("\n") for line, record in log.lines if record is not None and record["step"] <= step]
+    if log.line_count:
+        kept = [line.rstrip("\n") for line, record in log.lines if record["step"] <= step]
         write_text(run.folder / LOG_FILE, "".join(f"{line}\n" for line in kept))
 
 

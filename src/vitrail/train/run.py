@@ -26,6 +26,7 @@ from vitrail.recipes.schedule import format_setting
 from vitrail.tasks import PRETRAINING_TASKS
 from vitrail.tasks.metric import format_metrics
 from vitrail.tasks.task import BuildContext, Source
+from vitrail.tasks.teacher_cache import check_recorded_cache
 from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.extension import Length, describe_extension, extend_run
@@ -115,6 +116,7 @@ def resume_run(
         with run.hold_lock() if ranks.is_first else nullcontext():
             recorded = run.load_plan()
             request = Request.from_json(recorded.get("request"), str(folder)).with_trusted_code(code, str(folder))
+            check_recorded_cache(request.teacher_cache, folder)
             steps = recorded.get("steps")
             if type(steps) is not int or steps < 1:
                 raise CheckpointError(f"{folder} has {steps!r} steps; expected a number, as `vitrail train` wrote it")

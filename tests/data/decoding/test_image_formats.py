@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -223,8 +224,29 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
         "is 16384×60000 pixels",
     ),
     "strips of a pixel": (
-        lambda: hostile.blank_tiff(140_000, 1, bits=(8,), tags={259: (3, [1]), 273: (4, [8] * 140_000), 278: (4, [1])}),
-        "has 140000 tiles; expected at most 131072",
+        lambda: hostile.blank_tiff(
+            140_000, 1, bits=(8,), tags={259: (3, [1]), 278: (4, [1]), **dict.fromkeys((273, 279), (4, [8] * 140_000))}
+        ),
+        "bytes; expected at most 1048576: use larger strips",
+    ),
+    "a strip table for a single pixel": (
+        lambda: hostile.blank_tiff(1, 1, bits=(8,), tags={259: (3, [1]), 273: (3, [8] * 600_000)}),
+        "has tables of",
+    ),
+    "a table that is no strip table": (
+        lambda: hostile.blank_tiff(8, 8, tags={274: (3, [1] * 600_000)}),
+        "has tables of",
+    ),
+    "a table in the EXIF of a TIFF": (
+        lambda: hostile.tiff(
+            {256: (4, [8]), 257: (4, [8]), 34665: (4, [8])},
+            struct.pack("<HHHIII", 1, 7, 3, 600_000, 8, 0) + bytes(2**21),
+        ),
+        "has tables of",
+    ),
+    "EXIF in many segments": (
+        lambda: hostile.jpeg(8, 8, before=hostile.jpeg_segment(0xE1, b"Exif\0\0II") * 17),
+        "has 17 EXIF segments; expected at most 16",
     ),
     "strips on top of each other": (
         lambda: hostile.blank_tiff(70, 70, bits=(8,), tags={259: (3, [1]), 273: (4, [8] * 99), 278: (4, [69])}),
@@ -242,6 +264,31 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_expensive_images_are_refused_before_decoding(kind: str) -> None:
     make, message = COSTLY[kind]
     assert message in refused(make())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hostile.png(8, 8, before=hostile.png_chunk(b"vpAg", b"") * 200),
+        lambda: hostile.png(8, 8)[:-12] + hostile.png_chunk(b"vpAg", b"") * 200,
+        lambda: hostile.gif(1, 1, [b"!\xfe" + b"\1a" * 200 + b"\0", hostile.gif_frame(1, 1)]),
+        lambda: hostile.jpeg(8, 8, before=COMMENT * 200),
+        lambda: hostile.tiff({number: (3, [1]) for number in range(200)}),
+    ],
+    ids=["PNG", "PNG after its pixels", "GIF", "JPEG", "TIFF"],
+)
+def test_many_small_parts_are_refused(make: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow keeps something for each chunk, block, segment or tag."""
+    monkeypatch.setattr(jpeg, "simplejpeg", None)
+    monkeypatch.setattr(image_formats, "MAX_READS", 150)
+    assert "has too many chunks, blocks or segments" in refused(make())
+
+
+def test_large_exif_is_not_read() -> None:
+    """Pillow would make a tuple of all numbers, here of the orientation."""
+    exif = struct.pack("<4sIHHHIII", b"II*\0", 8, 1, 274, 3, 600_000, 22, 0) + struct.pack("<H", 6) * 600_000
+    data = hostile.png(8, 16, before=hostile.png_chunk(b"eXIf", exif))
+    assert open_image(data).size == (16, 8)
 
 
 def test_given_limit_replaces_the_limit_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:

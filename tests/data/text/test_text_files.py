@@ -62,8 +62,17 @@ def test_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "MAX_LINES", 3)
     (tmp_path / "a").write_bytes(b"\n" * 4)
-    with pytest.raises(DataError, match="a has 4 lines; expected at most 3"):
+    with pytest.raises(DataError, match="a has 4 lines in 4 bytes; expected at most 3"):
         read_sentences(tmp_path / "a")
+
+
+def test_short_lines_are_bounded_by_the_size_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "FREE_LINES", 3)
+    (tmp_path / "a").write_bytes(b"a\n" * 4)
+    with pytest.raises(DataError, match="a has 4 lines in 8 bytes; expected at most 3"):
+        read_sentences(tmp_path / "a")
+    (tmp_path / "a").write_bytes(b"sixteen letters\n" * 4)
+    assert len(read_sentences(tmp_path / "a")) == 4
 
 
 @pytest.mark.parametrize("kind", SPECIAL_FILES)

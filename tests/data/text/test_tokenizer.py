@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitrail.data.text import tokenizer
 from vitrail.data.text.pairs import open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.data.text.tokenizer_parts import PARALLELISM
@@ -236,6 +237,12 @@ def test_upper_case_is_kept_if_the_vocabulary_has_it(tmp_path: Path) -> None:
     assert show(TextTokenizer.load(file, lower=True), "Run run") == ["run", "run"]
     file = write_bert_vocabulary(tmp_path / "vocab.txt")
     assert show(TextTokenizer.load(file, lower=False), "Run run") == ["[UNK]", "run"]
+
+
+def test_a_vocabulary_file_of_too_many_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "MAX_VOCABULARY", 100)
+    with pytest.raises(CheckpointError, match="has 115 lines; expected one token per line, at most 100"):
+        TextTokenizer.load(write_bert_vocabulary(tmp_path / "vocab.txt"))
 
 
 def test_a_wrong_vocabulary_file_gives_one_line(tmp_path: Path) -> None:

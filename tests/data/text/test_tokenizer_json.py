@@ -74,9 +74,17 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     ),
     "a pattern that is not one": (
         lambda data: data.update(
-            pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
+            pre_tokenizer={"type": "Split", "pattern": {"Regex": "[z-a]"}, "behavior": "Isolated", "invert": False}
         ),
         "Oniguruma error",
+    ),
+    "a decoder that fails for short tokens": (
+        lambda data: data.update(decoder={"type": "Strip", "content": "l", "start": 0, "stop": 3}),
+        "its decoder strips the ends of tokens",
+    ),
+    "long words for WordPiece": (
+        lambda data: data["model"].update(type="WordPiece", max_input_chars_per_word=10_000),
+        "its model divides words of 10000 characters; expected at most 256",
     ),
     "another decoder": (lambda data: data.update(decoder={"type": "CTC"}), "its decoder 'CTC' is not supported"),
 }
@@ -93,6 +101,68 @@ def test_hostile_files_are_refused(good: str, name: str) -> None:
     assert str(caught.value).startswith("tokenizer.json is not a usable tokenizer: ")
     assert "\n" not in str(caught.value)
     assert monotonic() - started < 5
+
+
+SLOW_PATTERNS = (
+    *(r"(?:.|.){4}[^\s\S]", r"(a+)+b", r".*.*x", r".+.+$", "a?" * 7 + "b", "a{1,9}a{1,9}b", "a{2}{9}b", "a++b"),
+    *(r"(\s*[\r\n]+)+x", r"\s*[\r\n]+*", "(a|b)", r"(a)\1", "(?<=a)b", "(?i)a", "[a-z&&[^b]]", "[[a]b]", "a{0,}a{0,}b"),
+    *("a|(a*)*", "[^a]]", "a{,5}b", r"\X+"),
+)
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder"])
+@pytest.mark.parametrize("pattern", SLOW_PATTERNS)
+def test_patterns_that_may_take_very_long_are_refused(good: str, part: str, pattern: str) -> None:
+    data = json.loads(good)
+    kind = "Split" if part == "pre_tokenizer" else "Replace"
+    more = {"behavior": "Isolated", "invert": False} if part == "pre_tokenizer" else {"content": "a"}
+    data[part] = {"type": kind, "pattern": {"Regex": pattern}, **more}
+    with pytest.raises(CheckpointError, match=f"its {part} has the pattern .* which may take very long"):
+        use(json.dumps(data))
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CLIP = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+)
+PUBLIC_PATTERNS = {
+    "GPT-2": GPT2,
+    "Llama 3": LLAMA3,
+    "Qwen 2": LLAMA3.replace("{1,3}", ""),
+    "GPT-4o": GPT4O,
+    "CLIP": CLIP,
+    "DeepSeek V3": DEEPSEEK,
+    "BLOOM": r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    "StarCoder": r"\d",
+    "Llama 2": " {2,}",
+    "words": r"\w+|[^\w\s]+",
+    "groups of digits": r"(?=(\d{3})+(?!\d))",
+    "kana": "[一-龥぀-ゟ゠-ヿ]+",
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_PATTERNS)
+def test_patterns_of_public_tokenizers_are_used(good: str, name: str) -> None:
+    data = json.loads(good)
+    pattern = {"type": "Split", "pattern": {"Regex": PUBLIC_PATTERNS[name]}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [pattern]}
+    use(json.dumps(data))
+
+
+def test_many_added_tokens_are_refused(good: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_json, "MAX_ADDED_TOKENS", 3)
+    with pytest.raises(CheckpointError, match="it has 4 added tokens; expected at most 3"):
+        TextTokenizer.from_json(good)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", '{"model": 3}', "{", "[" * 100_000, '{"a":' * 100_000])

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSplits
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.probes import compute_features
+from vitrail.evaluation.probes.feature_cache import FeatureWriter
 from vitrail.evaluation.probes.feature_sources import FeatureSource
 from vitrail.evaluation.probes.probe import is_masked_autoencoder
 from vitrail.evaluation.probes.probe_results import ProbeResult
@@ -143,6 +146,31 @@ def test_without_a_cache_folder_features_are_computed_each_time(
     assert run_probe(model, photos).tables == run_probe(model, photos).tables
     assert len(computed) == 2 * 3 * 5  # batches
     assert home.read_text() == "a file"
+
+
+def test_features_are_computed_without_the_cache_if_its_disk_is_full(
+    photos: Path, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the size of files stands for the disk: it is lifted for the temporary folder."""
+    expected = run_probe(model, photos, untrained=False)
+    shutil.rmtree(home)
+    append = FeatureWriter.append
+
+    def append_within_limit(writer: FeatureWriter, rows: torch.Tensor) -> None:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 if home in writer.path.parents else before[1], before[1]))
+        try:
+            append(writer, rows)
+            with writer.convert_write_errors():
+                writer.file.flush()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(FeatureWriter, "append", append_within_limit)
+    found = run_probe(model, photos, untrained=False)
+    assert found.tables == expected.tables
+    assert [note for note in found.notes if "features are not cached: cannot write " in note and "too large" in note]
+    assert not [*(home / "features").iterdir()]
 
 
 def test_an_interrupted_pass_leaves_no_file(

@@ -6,17 +6,23 @@ from collections.abc import Iterable
 from vitrail.cli import name_options
 from vitrail.errors import VitrailError
 from vitrail.output_streams import get_binary_buffer
+from vitrail.text import escape_unprintable
 
 FIELDS_IN_NOTES = ("resume", "overwrite", "data", "init", "epochs", "val_share", "pair", "part")
 
 
 def print_line(text: str) -> None:
     """A line of a report, at once."""
-    print(name_options(text, FIELDS_IN_NOTES), flush=True)
+    print(escape_unprintable(name_options(text, FIELDS_IN_NOTES), keep="\n"), flush=True)
+
+
+def print_text(text: str) -> None:
+    """A report of several lines, in which names from files cannot control the terminal."""
+    print(escape_unprintable(text, keep="\n"))
 
 
 def print_note(text: str) -> None:
-    print(f"vitrail: note: {name_options(text, FIELDS_IN_NOTES)}", file=sys.stderr)
+    print(f"vitrail: note: {escape_unprintable(name_options(text, FIELDS_IN_NOTES))}", file=sys.stderr)
 
 
 def print_notes(notes: Iterable[str]) -> None:

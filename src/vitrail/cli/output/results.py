@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.cli.output.messages import print_notes
+from vitrail.cli.output.messages import print_notes, print_text
 
 
 def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrite: bool) -> None:
@@ -25,7 +25,7 @@ def print_report(result: object, report: Mapping[str, Any], written: Sequence[Pa
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        print("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
+        print_text("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
 
 
 def write_and_print_benchmark(found: Any, out: Path | None, *, as_json: bool, tables: Sequence[str] = ()) -> None:
@@ -35,7 +35,6 @@ def write_and_print_benchmark(found: Any, out: Path | None, *, as_json: bool, ta
     if as_json:
         print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
         return
-    print(found.environment)
-    print("\n".join(map(str, (found, *tables))))
+    print_text("\n".join(map(str, (found.environment, found, *tables))))
     if written:
         print(f"\nwritten: {', '.join(map(str, written))}")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,7 +72,13 @@ TIFF_COMPRESSIONS = (  # without rare ones, and without those that specify their
     *("tiff_adobe_deflate", "tiff_deflate", "zstd"),
 )
 TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of TIFF
-MAX_TILES = 2**17  # strips or tiles of a file, each decoded separately by Pillow
+TIFF_BYTE_TYPES = (1, 2, 7)  # of tags: bytes, text and undefined; Pillow makes one object of any length from them
+BIG_TIFF = 43
+MAX_TIFF_TABLE_BYTES = (
+    2**20
+)  # of all other tags: 131,072 strips or tiles, for each of which Pillow makes several objects
+MAX_READS = 2**18  # of parts of a file (chunks, blocks, segments, entries), which Pillow keeps
+MAX_EXIF_SEGMENTS = 16  # of a JPEG, each 64 kB; Pillow joins them one by one
 MAX_TILE_COVERAGE = 8  # times that the tiles of a file may cover its image: once per channel
 
 
@@ -90,6 +96,22 @@ class ImageLimits:
 
 
 DEFAULT_LIMITS = ImageLimits()
+
+
+class BoundedFile(BytesIO):
+    """The bytes of an image, for a plugin that may read a limited number of parts."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        super().__init__(data)
+        self.where, self.reads_left = where, float(MAX_READS)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise DataError(
+                f"{self.where} has too many chunks, blocks or segments; expected a usual file: save it again"
+            )
+        return super().read(size)
 
 
 @runtime_checkable
@@ -186,18 +208,21 @@ def open_undecoded(data: bytes, where: str, limits: ImageLimits, *, full_size: b
         size = read_webp_size(data) if kind == "WebP" else None
         if size is not None:  # before its decoder allocates the canvas
             check_pixels(*size, where, limits, MAX_WEBP_PIXELS)
+        if kind == "TIFF":
+            check_tiff_tables(data, where)
+        if kind == "JPEG" and (count := data.count(jpeg.EXIF_START)) > MAX_EXIF_SEGMENTS:
+            raise DataError(f"{where} has {count} EXIF segments; expected at most {MAX_EXIF_SEGMENTS}: save it again")
         module, opener = PLUGINS[kind]
-        image: Any = getattr(import_module(module), opener)(BytesIO(data), "")  # imported when it is needed
+        file = BoundedFile(data, where)
+        image: Any = getattr(import_module(module), opener)(file, "")  # imported when it is needed
+        if kind == "BMP":
+            file.reads_left = inf  # one per run of a compressed one, which has few pixels
         if kind == "JPEG":
             check_jpeg_pixels_and_scans(data, image.height, image.width, where, limits, full_size=full_size)
         else:
             check_pixels(image.height, image.width, where, limits, get_pixel_limit(image, kind))
         if kind == "TIFF":
             check_tiff_compression_and_tiles(image, where, limits)
-        if len(image.tile) > MAX_TILES:
-            raise DataError(
-                f"{where} has {len(image.tile)} tiles; expected at most {MAX_TILES}: save it with larger strips"
-            )
         covered = sum((right - left) * (bottom - top) for _, (left, top, right, bottom), *_ in image.tile)
         if covered > MAX_TILE_COVERAGE * image.width * image.height:
             raise DataError(f"{where} stores its pixels many times over; expected each once: save it again")
@@ -285,6 +310,26 @@ def check_jpeg_pixels_and_scans(
     scans, max_scans = data.count(jpeg.SCAN_MARKER), max(1, MAX_SCANNED_PIXELS // max(1, rows * columns))
     if scans > max_scans:
         raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {max_scans} at this size: save it again")
+
+
+def check_tiff_tables(data: bytes, where: str) -> None:
+    """Check the size of the tables in the first directory, and in those it names for EXIF, before they are expanded."""
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+    from PIL.TiffTags import TAGS_V2_GROUPS
+
+    directory: Any = ImageFileDirectory_v2(data[: 16 if data[2] == BIG_TIFF else 8])
+    file, starts, size = BoundedFile(data, where), [directory.next], 0
+    for start in starts:
+        file.seek(start)
+        directory.load(file)
+        stored = directory._tagdata.items()  # not yet converted to numbers
+        size += sum(len(found) for tag, found in stored if directory.tagtype[tag] not in TIFF_BYTE_TYPES)
+        if size > MAX_TIFF_TABLE_BYTES:
+            raise DataError(
+                f"{where} has tables of {size} bytes; expected at most {MAX_TIFF_TABLE_BYTES}: use larger strips"
+            )
+        if len(starts) == 1:
+            starts += [directory[tag] for tag in TAGS_V2_GROUPS if isinstance(directory.get(tag), int)]
 
 
 def check_tiff_compression_and_tiles(image: Any, where: str, limits: ImageLimits) -> None:

@@ -16,6 +16,7 @@ except ImportError:  # Pillow decodes to the same pixels
 
 EXIF_SHORT_TYPE = 3  # type of the orientation entry
 APP1, SOS = 0xE1, 0xDA  # segment markers: EXIF or XMP, and start of scan
+EXIF_START = b"Exif\0\0"  # of an APP1 segment
 SCAN_MARKER = bytes((0xFF, SOS))
 FRAME_MARKERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start of a frame, one per coding
 SEQUENTIAL_FRAME_MARKERS = (0xC0, 0xC1)  # sequential with Huffman codes, not progressive
@@ -67,7 +68,7 @@ def find_jpeg_orientation(data: bytes) -> int | None:
             metadata.append(contents)
     if kind != SOS:  # a segment before the first scan is unusual
         return None
-    exif = [each[6:] for each in metadata if each.startswith(b"Exif\0\0")]
+    exif = [each[len(EXIF_START) :] for each in metadata if each.startswith(EXIF_START)]
     orientation = parse_exif_orientation(exif[0]) if len(exif) == 1 else None if exif else 0
     if orientation == 0:
         return None if any(b"Orientation" in each for each in metadata) else 1

@@ -28,6 +28,7 @@ EXIF_TRANSPOSES = {  # EXIF orientation → what makes the image upright
 }
 SWAPPED_ORIENTATIONS = (5, 6, 7, 8)  # orientations that swap rows and columns
 PILLOW_DEFAULT_MAX_PIXELS = 89_478_485  # Pillow's default of PIL.Image.MAX_IMAGE_PIXELS
+MAX_EXIF_BYTES = 2**20  # in PNG and WebP; Pillow expands its tables twentyfold
 STRIP_PIXELS = 2**20  # pixels converted at once
 EXPECTED_ARRAY = "an array (rows, columns) or (rows, columns, 1, 3 or 4)"
 EXPECTED_TENSOR = "a tensor (1 or 3, rows, columns)"
@@ -108,8 +109,12 @@ def to_upright_8_bit(image: Image.Image, where: str) -> Image.Image:
 
 
 def read_exif_orientation(image: Image.Image) -> int:
+    if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
+        return 1
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except DataError:  # the EXIF of a PNG may follow its pixels, which exceed a limit
+        raise
     except Exception:  # broken EXIF; the pixels may be intact
         return 1
 

@@ -15,6 +15,7 @@ from vitrail.files import read_bytes
 
 IMAGE_SIDE = 32
 MAX_FILE_BYTES = 2**30  # the largest file of CIFAR-100 has 155 million
+MAX_NAMES_BYTES = 2**16
 BYTES_PER_IMAGE = 3 * IMAGE_SIDE * IMAGE_SIDE  # the red channel row by row, then green, then blue
 
 
@@ -103,7 +104,7 @@ def read_pickled_batch(path: Path, layout: CifarLayout) -> tuple[NDArray[np.uint
 
 def read_class_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
     if layout.label_bytes:
-        names = read_cifar_bytes(path).decode("utf-8", "replace").split("\n")
+        names = read_cifar_bytes(path, MAX_NAMES_BYTES).decode("utf-8", "replace").split("\n")
     else:
         listed: Any = read_pickled_dict(path).get(layout.names_key)
         names = [decode_if_bytes(name) for name in listed] if is_list_of(listed, str, bytes) else []
@@ -130,8 +131,8 @@ def decode_if_bytes(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def read_cifar_bytes(path: Path) -> bytes:
+def read_cifar_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     try:
-        return read_bytes(path, MAX_FILE_BYTES)
+        return read_bytes(path, max_bytes)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {describe_error(error)}; expected a readable file") from None

@@ -66,7 +66,8 @@ class PartFiles:
 
 def read_table(path: Path) -> tuple[list[str], list[str], list[str]]:
     """The first two columns of a tab-separated file, and notes."""
-    rows = [line.split("\t") for line in read_text_lines(path)]
+    lines = read_text_lines(path)
+    rows = [line.split("\t", 2) for line in lines]
     for number, row in enumerate(rows, 1):
         if len(row) < 2 and row[0].strip():
             raise DataError(
@@ -74,7 +75,7 @@ def read_table(path: Path) -> tuple[list[str], list[str], list[str]]:
                 "between them"
             )
     rows = [row if len(row) > 1 else ["", ""] for row in rows]
-    widest = max(map(len, rows), default=2)
+    widest = 1 + max((line.count("\t") for line in lines), default=0)
     notes = [f"{path.name} has {widest} columns; the first two are used"] if widest > 2 else []
     return [row[0].strip() for row in rows], [row[1].strip() for row in rows], notes
 

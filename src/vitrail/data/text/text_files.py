@@ -10,7 +10,8 @@ from vitrail.files import read_bytes, suggest_sibling
 
 MAX_FILE_BYTES = 2**30  # compressed or not
 MAX_LINE_BYTES = 2**16  # a sentence has about 100
-MAX_LINES = 2**24
+MAX_LINES, FREE_LINES = 2**24, 2**20  # a line takes about 200 bytes of memory,
+MIN_MEAN_LINE_BYTES = 16  # so beyond the first million a file has one line per 16 bytes at most
 MAX_UNPACK_RATIO, UNPACK_ALLOWANCE = 64, 2**24  # a file unpacks to at most RATIO × its size + ALLOWANCE
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -22,21 +23,27 @@ def read_sentences(path: Path) -> list[str]:
 
 def read_text_lines(path: Path) -> list[str]:
     """The lines of a file without their line ends."""
-    data = read_unpacked(path)
+    return split_lines(read_unpacked(path), str(path))
+
+
+def split_lines(data: bytes, where: str) -> list[str]:
+    """The lines of a text in UTF-8 without their line ends."""
     if b"\0" in data:
-        raise DataError(f"{path} has a NUL byte in line {find_line(data, data.index(0))}; expected text in UTF-8")
-    if (count := data.count(b"\n")) > MAX_LINES:
-        raise DataError(f"{path} has {count:,} lines; expected at most {MAX_LINES:,}")
+        raise DataError(f"{where} has a NUL byte in line {find_line(data, data.index(0))}; expected text in UTF-8")
+    most = min(MAX_LINES, FREE_LINES + len(data) // MIN_MEAN_LINE_BYTES)
+    if (count := data.count(b"\n")) > most:
+        raise DataError(f"{where} has {count:,} lines in {len(data):,} bytes; expected at most {most:,}")
     longest, number = max(((len(line), number) for number, line in enumerate(data.split(b"\n"), 1)))
     if longest > MAX_LINE_BYTES:
         raise DataError(
-            f"line {number} of {path} has {longest:,} bytes; expected one sentence per line, at most {MAX_LINE_BYTES:,}"
+            f"line {number} of {where} has {longest:,} bytes; expected one sentence per line, at most "
+            f"{MAX_LINE_BYTES:,}"
         )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8 (line {find_line(data, error.start)}); convert it, for example with iconv"
+            f"{where} is not UTF-8 (line {find_line(data, error.start)}); convert it, for example with iconv"
         ) from None
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 

@@ -155,9 +155,12 @@ class TextTokenizer:
         kept = [each for each in ids if each not in (self.pad, self.start, self.end)]
         for each in kept:
             self.check_id(each)
+        return self.run_decoder(kept, skip_special=False)
+
+    def run_decoder(self, ids: list[int], *, skip_special: bool) -> str:
         try:
             with convert_library_errors():
-                return self.tokenizer.decode(kept, skip_special_tokens=False)
+                return self.tokenizer.decode(ids, skip_special_tokens=skip_special)
         except ValueError as error:
             raise CheckpointError(f"the tokenizer failed: {describe_error(error)}; restore its file") from None
 
@@ -186,7 +189,7 @@ class TextTokenizer:
         self.check_id(token)
         if token in (self.pad, self.start, self.end, self.unknown):
             return self.names[token]
-        return self.tokenizer.decode([token]).removeprefix(CONTINUATION).strip() or SHOWN_SPACE
+        return self.run_decoder([token], skip_special=True).removeprefix(CONTINUATION).strip() or SHOWN_SPACE
 
     def starts_word(self, token: int) -> bool:
         """Whether a token begins a word, so that it is written after a space."""
@@ -212,6 +215,8 @@ class TextTokenizer:
 
 
 def load_bert_vocabulary(text: str, where: str, lower: bool | None) -> "Tokenizer":
+    if (count := text.count("\n")) > MAX_VOCABULARY:
+        raise CheckpointError(f"{where} has {count:,} lines; expected one token per line, at most {MAX_VOCABULARY:,}")
     names = text.removesuffix("\n").split("\n")
     ids = {name: number for number, name in enumerate(names)}
     if len(ids) < len(names):

@@ -7,7 +7,8 @@ the images that could not be read, which have no row. Damaged files are computed
 import hashlib
 import json
 import os
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from vitrail import __version__
 from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.datasets import DatasetSubset, ImageDataset
 from vitrail.data.formats.class_folders import FileDataset
-from vitrail.errors import CheckpointError, describe_error
+from vitrail.errors import CheckpointError, OutputError, describe_error
 from vitrail.files import get_cache_folder, make_writable_folder, open_regular_file_descriptor, sync_to_disk
 from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
@@ -90,36 +91,41 @@ class FeatureWriter:
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path, self.about = path, about
         self.temporary = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
-        self.file = self.temporary.open("xb")
         self.shape, self.hash = (0, 0), hashlib.sha256()
-        self.file.write(make_npy_header(self.shape))
+        with self.convert_write_errors():
+            self.file = self.temporary.open("xb")
+            self.file.write(make_npy_header(self.shape))
+
+    @contextmanager
+    def convert_write_errors(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"cannot write {self.path}: {describe_error(error)}; free some space") from None
 
     def append(self, rows: torch.Tensor) -> None:
         """Add rows (B, D)."""
         values = np.ascontiguousarray(rows.float().cpu().numpy(), "<f4")
         self.shape = (self.shape[0] + len(values), values.shape[1])
         self.hash.update(values.data)
-        try:
+        with self.convert_write_errors():
             self.file.write(values.data)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self.path}: {describe_error(error)}; free some space") from None
 
     def finish(self, unreadable: dict[int, str]) -> None:
         unreadable_pairs = [[index, reason] for index, reason in unreadable.items()]
         about = {**self.about, "rows": self.hash.hexdigest(), "unreadable": unreadable_pairs}
-        try:
+        with self.convert_write_errors():
             self.file.write(TRAILER_PREFIX + json.dumps(add_checksum(about)).encode())
             self.file.seek(0)
             self.file.write(make_npy_header(self.shape))
             self.file.close()
             sync_to_disk(self.temporary)
             self.temporary.replace(self.path)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self.path}: {describe_error(error)}; free some space") from None
 
     def discard(self) -> None:
         """Delete the temporary file, if it was not finished."""
-        self.file.close()
+        with suppress(OSError):  # the disk is full
+            self.file.close()
         self.temporary.unlink(missing_ok=True)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 
 from vitrail.checkpoint.run_files import try_read_plan
+from vitrail.data.datasets import ImageDataset
 from vitrail.data.validation_split import check_val_share
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, OutputError
 from vitrail.evaluation.knn import classify_by_neighbours
 from vitrail.evaluation.probes.compute_features import FeatureStore, open_features, plan_passes, run_pass
 from vitrail.evaluation.probes.feature_cache import StoredRows, get_feature_cache_folder
@@ -90,10 +92,13 @@ def probe(
             strict=strict,
         )
         datasets = [part for each in opened for part in (each.bank, each.queries)]
-        files, passes = plan_passes(sources, datasets, store)
-        with track_progress(progress, sum(len(each.dataset) for each in passes), "computing features") as advance:
-            for each in passes:
-                run_pass(each, store, advance)
+        try:
+            files = store_features(sources, datasets, store, progress)
+        except OutputError as error:
+            if store.cache is None:
+                raise
+            notes.append(f"features are not cached: {error}")
+            files = store_features(sources, datasets, replace(store, cache=None), progress)
         shown = False if callable(progress) else progress
         tables, skipped = list[ProbeTable](), dict[str, None]()
         with track_progress(shown, len(opened) * len(sources), "probing") as advance:
@@ -122,6 +127,20 @@ def probe(
         notes=tuple(dict.fromkeys(notes)),
         seconds=perf_counter() - start,
     )
+
+
+def store_features(
+    sources: Sequence[FeatureSource],
+    datasets: Sequence[ImageDataset],
+    store: FeatureStore,
+    progress: bool | Callable[[int], object] | None,
+) -> dict[tuple[int, int], Path]:
+    """Compute the features that are not stored yet; the file of each (data set, source)."""
+    files, passes = plan_passes(sources, datasets, store)
+    with track_progress(progress, sum(len(each.dataset) for each in passes), "computing features") as advance:
+        for each in passes:
+            run_pass(each, store, advance)
+    return files
 
 
 def check_settings(

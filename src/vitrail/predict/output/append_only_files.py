@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from vitrail.files import SAFE_OPEN_FLAGS, open_regular_file_descriptor
 
-MAX_RECORD_BYTES = 2**26  # bytes of one record: labels may be long, but not that long
+MAX_RECORD_BYTES = 2**24  # bytes of one record: labels may be long, but not that long
 
 
 def open_for_writing_refusing_links(path: Path) -> int:
@@ -75,19 +75,18 @@ def read_csv_records(path: Path, columns: int) -> Iterator[tuple[list[str], byte
     """Each record of a CSV file, the header included, and its bytes, up to the first damaged one."""
     import csv  # slow to import, and not needed for a single image
 
-    lines, quotes, length = list[bytes](), 0, 0
+    record, quotes = bytearray(), 0
     for line in read_complete_lines(path):
-        lines.append(line)  # a quoted name may contain line breaks
-        quotes, length = quotes + line.count(b'"'), length + len(line)
-        if length > MAX_RECORD_BYTES:
+        record += line  # a quoted name may contain line breaks
+        quotes += line.count(b'"')
+        if len(record) > MAX_RECORD_BYTES:
             return
         if quotes % 2 == 0:
-            record = b"".join(lines)
             try:
                 fields = next(csv.reader([record.decode("utf-8", "surrogateescape")]))
             except (csv.Error, StopIteration):
                 return
             if len(fields) != columns:
                 return
-            yield fields, record
-            lines, quotes, length = [], 0, 0
+            yield fields, bytes(record)
+            record, quotes = bytearray(), 0

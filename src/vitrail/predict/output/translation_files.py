@@ -122,8 +122,9 @@ def format_row(record: Record, kind: TranslationFormat, n_best: int) -> str:
     pairs += [("", "")] * (n_best - len(pairs))
     texts = [record["source"], *(text for pair in pairs for text in pair), record.get("error") or ""]
     if kind == "tsv":
-        return "\t".join(make_single_line(text).replace("\t", " ") for text in texts) + "\n"
-    return format_csv_line([text if is_number(text) else escape_formula_in_text(text) for text in texts])
+        texts = [make_single_line(text).replace("\t", " ") for text in texts]
+    texts = [text if is_number(text) else escape_formula_in_text(text) for text in texts]
+    return "\t".join(texts) + "\n" if kind == "tsv" else format_csv_line(texts)
 
 
 def format_ranked_lines(translations: Sequence[Record]) -> str:
