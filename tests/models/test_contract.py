@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.errors import ConfigError
 from vitrail.models import FAMILIES
-from vitrail.models.catalog import load_built_in_families
+from vitrail.models.catalog import load_built_in_families, load_family
 from vitrail.models.contract import ImageModel, Model, check_reads_images
 
 SIZE = (32, 64)
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def build(case: str, size: tuple[int, int] = SIZE, **fields: Any) -> ImageModel:
     name, own = CASES[case]
-    family = next(each for each in load_built_in_families() if each.name == name)
+    family = load_family(name)
     model = family.build(family.configure(**{"image_size": size, "classes": 5, **own, **fields}))
     assert isinstance(model, ImageModel)
     return add_weight_noise(model)
