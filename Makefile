@@ -74,7 +74,7 @@ bench: setup  ## throughput, of other architectures too, DeiT's variants, the co
 	PYTHONPATH=tests $(BIN)/python benchmarks/checkpoint_loading.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/image_pipeline.py
 
-costs: setup  ## after adding a preset: counts parameters and MACs of every model again, for `vitrail models`
+costs: setup  ## after adding a preset or a checkpoint's tensor names: writes the lists by which models are found without importing them
 	$(BIN)/python -m vitrail.inspection.preset_costs
 
 clean:

@@ -57,7 +57,13 @@ def test_the_wheel_installs_every_file_of_the_package(installed: Path) -> None:
 
     files = list_files(installed / "vitrail")
     assert files == list_files(PACKAGE)
-    for needed in ("py.typed", "models/costs.json", "recipes/fashion.yaml", "data/photos/cat.jpg"):
+    for needed in (
+        "py.typed",
+        "models/costs.json",
+        "models/families.json",
+        "recipes/fashion.yaml",
+        "data/photos/cat.jpg",
+    ):
         assert needed in files
     assert {"data/text/tatoeba/pairs.tsv.gz", "data/text/tatoeba/LICENSE"} <= files
     assert (installed / "bin" / "vitrail").exists()

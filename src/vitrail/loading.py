@@ -4,7 +4,7 @@ torch is imported only for models that run on it: opening an exported model need
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vitrail.checkpoint.description import Description
 
 TIMM_PREFIX = "timm:"
-LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype", "images_only")  # which are not config fields
+LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype", "images_only", "choose_fields")  # no config fields
 
 GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # complete, some fields, or None for the checkpoint's
 
@@ -147,13 +147,20 @@ def open_dynamic_module(
     labels: Sequence[str] | None = None,
 ) -> LoadedModel:
     """`open_module` for images of any size, if the config of the model has the field `dynamic`."""
-    if "dynamic" in read_model_description(name, fields).config:
-        fields = {**fields, "dynamic": True}
-    return open_torch_model(name, fields=fields, preprocessing=preprocessing, labels=labels)
+    refuse_models_without_layers(name)
+    loaded = open_checkpoint(
+        name, fields, preprocessing, lambda about: {"dynamic": True} if "dynamic" in about.config else {}
+    )
+    return replace(loaded, labels=choose_labels(labels, loaded.labels, loaded.classes))
 
 
-def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPreprocessing) -> LoadedModel:
-    """The model in a checkpoint of any layout, or of a run."""
+def open_checkpoint(
+    name: str,
+    fields: Mapping[str, Any],
+    preprocessing: GivenPreprocessing,
+    choose_fields: "Callable[[Description], Mapping[str, Any]]" = lambda _: {},
+) -> LoadedModel:
+    """The model in a checkpoint of any layout, or of a run; `choose_fields` as in `read`."""
     download_if_missing(name)
     import torch
 
@@ -162,7 +169,7 @@ def open_checkpoint(name: str, fields: Mapping[str, Any], preprocessing: GivenPr
     refuse_load_arguments_as_fields(fields)
     run = find_finished_run(Path(name))
     with torch.inference_mode(False):  # weights that are read in inference mode never have gradients
-        found = read(name if run is None else run.model, images_only=True, **fields)
+        found = read(name if run is None else run.model, images_only=True, choose_fields=choose_fields, **fields)
     about = found.description
     how = choose_preprocessing(found.model, about.preprocessing, preprocessing)
     if about.preprocessing is None:

@@ -119,10 +119,10 @@ def is_text_model(name: str) -> bool:
     place = Path(name)
     if not os.path.exists(place):  # noqa: PTH110  # Path refuses a long name
         return False
-    from vitrail.models.catalog import load_built_in_families
-    from vitrail.models.text_contract import TextModel
-
     run = find_finished_run(place)
     folder = run.model if run is not None else place if place.is_dir() else place.parent
     family = (read_json_if_exists(folder / CONFIG_FILE) or {}).get("family")
-    return any(each.name == family and issubclass(each.build, TextModel) for each in load_built_in_families())
+    from vitrail.models import catalog
+    from vitrail.models.text_contract import TextModel
+
+    return family in catalog.FAMILIES and issubclass(catalog.load_family(family).build, TextModel)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.toy_datasets import write_class_folders
 
 import vitrail
 from vitrail.checkpoint import write
@@ -269,3 +270,30 @@ def test_started_processes_import_nothing_from_the_current_folder(tmp_path: Path
     command = [sys.executable, "-P", "-c", ask]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.stdout.splitlines()[-1:], done.stderr) == (["[1]"], ""), done
+
+
+@pytest.mark.parametrize(
+    ("command", "most"),
+    [
+        ("predict weights.pth example:cat", 2),  # its first bytes may be those of an image
+        ("train --data photos --init weights.pth --batch 2 --epochs 0.25 --out run", 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*does not specify")
+def test_weights_are_opened_once(
+    vitrail_: Run, command: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_class_folders(tmp_path / "photos", ants=8, bees=8)
+    tensors = vitrail.create("ViT-Ti/16", image_size=32, width=192, depth=1, classes=3).state_dict()
+    torch.save(tensors, "weights.pth")
+    opened, open_descriptor = list[object](), os.open
+
+    def count(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(path)
+        return open_descriptor(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", count)
+    done = vitrail_(*command.split())
+    assert done.code == 0, done.err
+    assert 1 <= sum(Path(str(path)).name == "weights.pth" for path in opened) <= most

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ REFUSED = (
 
 
 @pytest.fixture
-def text_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+def text_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A family of one file and one line, added at run time, and a checkpoint of it in the folder `model`."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "toytext.py"
@@ -65,11 +65,9 @@ def text_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]
     monkeypatch.setitem(sys.modules, "vitrail.models.toytext", module)
     spec.loader.exec_module(module)
     monkeypatch.setattr(catalog, "FAMILIES", (*FAMILIES, "toytext"))
-    catalog.load_built_in_families.cache_clear()
     model = vitrail.create("toy_text")
     vitrail.save(model, tmp_path / "model")
-    yield model
-    catalog.load_built_in_families.cache_clear()
+    return model
 
 
 COMMANDS = [

@@ -21,14 +21,14 @@ def test_a_missing_photo_is_the_same_in_every_command(
     assert done.err.splitlines()[0] == "vitrail: 'missing.jpg' does not exist; expected an image"
 
 
-@pytest.mark.parametrize("command", ["predict", "embed", "explain"])
+@pytest.mark.parametrize("command", ["predict", "embed", "explain", "eval"])
 @pytest.mark.parametrize("photo", ["cat.png", "example:cat"])
 def test_a_photo_in_the_place_of_the_model(
     vitrail_: Run, model: Path, command: str, photo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_image(tmp_path / "cat.png")
-    done = vitrail_(command, photo, model)
+    done = vitrail_(command, photo, *([] if command == "eval" else [model]))
     message = f"vitrail: {photo} is an image. The model comes first, then the images\n"
     assert (done.code, done.out, done.err) == (2, "", message)
 

@@ -1,4 +1,4 @@
-"""The stored costs that `vitrail models` reads are complete and up to date."""
+"""The stored index of names, costs and tensor names is complete and up to date."""
 
 import json
 from typing import Any
@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 import vitrail
-from vitrail.inspection.preset_costs import PresetCost, compute_preset_cost, format_costs_json
+from vitrail.inspection.preset_costs import (
+    PresetCost,
+    compute_preset_cost,
+    format_json_lines,
+    list_presets_by_name,
+)
+from vitrail.models.catalog import find_preset, load_built_in_families
+from vitrail.models.family_index import INDEX_FILE, describe_family
 from vitrail.models.preset_list import COSTS_FILE
 
 STORED: dict[str, dict[str, Any]] = json.loads(COSTS_FILE.read_text("utf-8"))
@@ -18,8 +25,17 @@ def stored(name: str) -> PresetCost:
 
 
 def test_every_preset_is_stored() -> None:
-    assert list(STORED) == vitrail.list_models(), "run `make costs`"
-    assert COSTS_FILE.read_text("utf-8") == format_costs_json({name: stored(name) for name in STORED})
+    presets = list_presets_by_name()
+    assert list(STORED) == vitrail.list_models() == [name for name, _ in presets], "run `make costs`"
+    for name, family in presets:
+        aliases = [alias for alias, preset in family.aliases.items() if preset == name]
+        assert (STORED[name]["family"], STORED[name]["aliases"]) == (family.name, aliases), "run `make costs`"
+    assert COSTS_FILE.read_text("utf-8") == format_json_lines({name: stored(name) for name in STORED})
+
+
+def test_every_family_is_stored() -> None:
+    entries = {family.name: describe_family(family) for family in load_built_in_families()}
+    assert INDEX_FILE.read_text("utf-8") == format_json_lines(entries), "run `make costs`"
 
 
 @pytest.mark.parametrize(
@@ -38,10 +54,10 @@ def test_every_preset_is_stored() -> None:
     ],
 )
 def test_costs_of_one_model_of_each_kind(name: str) -> None:
-    assert compute_preset_cost(name) == stored(name), "run `make costs`"
+    assert compute_preset_cost(find_preset(name)[0], name) == stored(name), "run `make costs`"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", vitrail.list_models())
 def test_all_costs(name: str) -> None:
-    assert compute_preset_cost(name) == stored(name), "run `make costs`"
+    assert compute_preset_cost(find_preset(name)[0], name) == stored(name), "run `make costs`"

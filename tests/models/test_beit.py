@@ -10,10 +10,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 from support.family_checks import (
-    check_learning,
-    check_preset_is_inferred,
     count_parameters,
-    measure_export_difference,
 )
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
@@ -69,10 +66,6 @@ def images(*size: int) -> Tensor:
     return torch.randn(2, 3, *(size or (32, 32)))
 
 
-def test_parameters() -> None:
-    assert count_parameters("BEiT-B/16") == count_parameters("BEiTv2-B/16") == 86_530_984
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_as_many_parameters_as_in_timm(name: str) -> None:
     with torch.device("meta"):
@@ -82,10 +75,6 @@ def test_presets_have_as_many_parameters_as_in_timm(name: str) -> None:
     assert block.norm1.eps == theirs.blocks[0].norm1.eps
     assert PRESETS[name].layer_scale == theirs.blocks[0].init_values
     assert PRESETS[name].heads == theirs.blocks[0].attn.num_heads
-
-
-def test_a_preset_is_inferred_from_shapes() -> None:
-    check_preset_is_inferred("beitv2_base_patch16_224")
 
 
 @pytest.mark.parametrize("fields", [{}, OF_PRETRAINING, {"img_size": (16, 40)}], ids=["tuned", "pre-trained", "oblong"])
@@ -292,20 +281,8 @@ def test_figures() -> None:
 
 
 @pytest.mark.slow
-def test_export_with_any_batch(tmp_path: Path) -> None:
-    assert measure_export_difference(toy(), tmp_path) <= 1e-4
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("shared_bias", [False, True])
 def test_export_for_all_sizes(shared_bias: bool, tmp_path: Path) -> None:
     model, how = toy(dynamic=True, shared_bias=shared_bias), vitrail.Preprocessing(image_size=32)
     _, check = vitrail.export_model(model, tmp_path / "exported", preprocessing=how, dynamic=True)
     assert check.difference <= 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = "image_size=28 patch_size=7 width=64 depth=2 heads=2 mlp_width=128 layer_scale=none"
-    check_learning("BEiT-B/16", fields, tmp_path)

@@ -1,5 +1,6 @@
 """Models by name: presets, aliases, external families, and errors for unknown names."""
 
+import subprocess
 import sys
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.saved_models import write_model_folder, write_run_folder
 from torch import nn
 
 import vitrail
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.models.catalog import find_preset, load_built_in_families
+from vitrail.models.catalog import find_preset, load_built_in_families, load_family
 from vitrail.models.family import Family
 from vitrail.models.vit import ViT, ViTConfig
 
@@ -140,7 +142,7 @@ def test_wrong_declarations_of_a_family_are_refused(declaration: str, wrong: str
 
 
 def test_inconsistent_family_is_refused() -> None:
-    family = load_built_in_families()[0]
+    family = load_family("vit")
     with pytest.raises(
         ConfigError, match=r"family 'own' is .*Linear.*; expected a subclass of vitrail\.models\.contract\."
     ):
@@ -168,8 +170,60 @@ def test_config_is_checked_before_anything_is_built(
     name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[object] = []
-    load_built_in_families()
+    for family in ("vit", "deit", "hybrid"):
+        load_family(family)
     monkeypatch.setattr(nn.Module, "__init__", lambda self, *_: built.append(self))  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(ConfigError):
         vitrail.create(name, **fields)
     assert built == []
+
+
+OPENED = {  # what is done in this order in one process, and the only family that it imports
+    "vitrail.list_models('ViT*')": "",
+    "vitrail.create('ViT-Ti/16', depth=1)": "vit",
+    "vitrail.load('cct_cifar10')": "cct",
+    "vitrail.describe('folder')": "",
+    "vitrail.load('folder')": "axial",
+    "vitrail.open_model('run')": "linformer",
+    "vitrail.load('timm.pth', heads=2)": "cait",
+    "vitrail.load('deit.pth', heads=2)": "parallel_vit",
+    "vitrail.load('hf', heads=2)": "deit",
+    "vitrail.load('authors.pth', heads=2)": "deepvit",
+    "vitrail.load('akamaster.th')": "resnet",
+    "vitrail.load('google.npz')": "hybrid",
+}
+FOREIGN_FILES: dict[str, tuple[str, dict[str, Any]]] = {
+    "timm.pth": ("cait_xxs24_224", {"class_depth": 1}),
+    "deit.pth": ("deit_small_patch16_18x2_LS", {}),
+    "hf": ("DeiT-Ti-distilled", {}),
+    "authors.pth": ("DeepViT-16B", {}),
+    "google.npz": ("R50+ViT-B/16", {"stages": (1, 1, 1)}),
+}
+PROGRAM = """
+import sys, warnings
+import vitrail
+from vitrail.models import FAMILIES
+warnings.simplefilter("ignore")
+known = set()
+for program in {programs}:
+    eval(program)
+    imported = {{name for name in FAMILIES if f"vitrail.models.{{name}}" in sys.modules}}
+    print(*(imported - known), sep=",")
+    known = imported
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot store")
+def test_opening_a_model_imports_only_its_family(tmp_path: Path) -> None:
+    write_model_folder(tmp_path / "folder", "axial_tiny_patch16_224")
+    write_run_folder(tmp_path / "run", tmp_path, preset="linformer_tiny_patch16_224")
+    cifar: dict[str, Any] = {"stem": "cifar", "shortcut": "padding", "width": 16, "stages": (1, 1, 1)}
+    resnet = vitrail.create("resnet18", image_size=32, classes=10, **cifar)
+    vitrail.save(resnet, tmp_path / "akamaster.th", to="akamaster")
+    for file, (name, fields) in FOREIGN_FILES.items():
+        model = vitrail.create(name, image_size=32, width=32, depth=1, heads=2, classes=3, **fields)
+        vitrail.save(model, tmp_path / file, to=Path(file).stem)
+    program = PROGRAM.format(programs=list(OPENED))
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert dict(zip(OPENED, done.stdout.splitlines(), strict=True)) == OPENED

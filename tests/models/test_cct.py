@@ -13,27 +13,10 @@ from vit_pytorch.cct import CCT as Peer  # noqa: N811
 from vitrail.checkpoint import load, write
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import merge_heads
-from vitrail.models.cct import CCT, NEIGHBOUR_OFFSETS, PRESETS, CCTConfig, LocalAttention
+from vitrail.models.cct import CCT, NEIGHBOUR_OFFSETS, CCTConfig, LocalAttention
 
 TOY = CCTConfig(image_size=(16, 8), stem=(64,), width=16, depth=2, heads=2, classes=5)
 VARIANT = replace(TOY, stem=(4, 8), pools=2, batch_norm=True, published=False, neighbours=True, heads=8)
-PARAMETERS = {
-    "cct_2_3x2_32": 283_723,
-    "cct_4_3x2_32": 482_123,
-    "cct_6_3x1_32": 3_233_803,
-    "cct_7_3x1_32": 3_760_139,
-    "cct_7_3x2_32": 3_853_259,
-    "cct_14_7x2_224": 22_367_273,
-    "cct_14_7x2_384": 22_513_193,
-}
-
-
-@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
-def test_parameter_counts_are_exact(name: str, parameters: int) -> None:
-    with torch.device("meta"):
-        model = CCT(PRESETS[name])
-    assert all(p.is_meta for p in model.parameters())
-    assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 def from_peer(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -150,17 +133,6 @@ def test_dynamic_size(config: CCTConfig) -> None:
     assert model.tokens(torch.randn(2, 3, 12, 24)).shape == (2, 18, 16)
     with pytest.raises(ConfigError, match=r"12×10 pixels; expected a multiple of 4×4"):
         model(torch.randn(1, 3, 12, 10))
-
-
-def test_invalid_configs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"30×32 pixels; expected a multiple of 4×4"):
-        CCTConfig(image_size=(30, 32))
-    with pytest.raises(ConfigError, match=r"kernel 4; expected an odd number"):
-        CCTConfig(kernel=4)
-    with pytest.raises(ConfigError, match=r"attention_dropout and neighbours"):
-        CCTConfig(neighbours=True, attention_dropout=0.1)
-    with pytest.raises(ConfigError, match=r"3 pools; expected at most 2"):
-        CCTConfig(pools=3)
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google", "deit", "dino", "mae"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.noisy_weights import add_weight_noise
+from support.family_cases import CASES, SIZE, build_case
 from torch import Tensor, nn
 
 import vitrail
@@ -12,133 +12,6 @@ from vitrail.errors import ConfigError
 from vitrail.models import FAMILIES
 from vitrail.models.catalog import load_built_in_families
 from vitrail.models.contract import ImageModel, Model, check_reads_images
-
-SIZE = (32, 64)
-PLAIN: dict[str, Any] = {"patch_size": (8, 16), "width": 16, "heads": 2, "depth": 2}
-TOKENS: dict[str, Any] = {"width": 16, "heads": 2, "depth": 2}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "vit": ("vit", {**PLAIN, "registers": 2}),
-    "vit, mean": ("vit", {**PLAIN, "pool": "mean"}),
-    "vit, map": ("vit", {**PLAIN, "pool": "map", "class_token": False}),
-    "vit, rotary": ("vit", {**PLAIN, "positions": "rotary"}),
-    "vit, positions in layers": ("vit", {**PLAIN, "positions_at": "layers"}),
-    "deit": ("deit", PLAIN),
-    "deit, distilled": ("deit", {**PLAIN, "distilled": True}),
-    "deit, distillation head": ("deit", {**PLAIN, "distilled": True, "answer": "distill"}),
-    "hybrid": ("hybrid", {**TOKENS, "stages": (1, 1), "patch_size": (1, 2)}),
-    "hybrid, stem only": ("hybrid", {**TOKENS, "stages": (), "patch_size": 2}),
-    "cct": ("cct", {**TOKENS, "stem": (8,)}),
-    "cct, neighbours": ("cct", {**TOKENS, "stem": (8,), "published": False, "neighbours": True}),
-    "cait": ("cait", {**PLAIN, "layer_scale": 0.5}),
-    "t2t": ("t2t", {**TOKENS, "stage_width": 8}),
-    "linformer": ("linformer", {**PLAIN, "projected": 4}),
-    "axial": ("axial", PLAIN),
-    "igpt": ("igpt", {**TOKENS, "colours": 5}),
-    "sl_vit": ("sl_vit", PLAIN),
-    "sl_vit, patches alone": ("sl_vit", {**PLAIN, "shifted_patches": False}),
-    "parallel_vit": ("parallel_vit", {**PLAIN, "layer_scale": 0.5}),
-    "deepvit": ("deepvit", {**PLAIN, "reattending": 1}),
-    "deepvit, convolutions": ("deepvit", {**PLAIN, "stem": "convolutions", "branch_scale": 0.5}),
-    "crossvit": ("crossvit", {"patch_sizes": (4, 8), "scales": (1, 1), "widths": (8, 16), "heads": (2, 2), "depth": 2}),
-    "patch_merger": ("patch_merger", {**PLAIN, "merged": 4}),
-    "memory_vit": ("memory_vit", {**PLAIN, "memory": 3}),
-    "beit": ("beit", {**PLAIN, "layer_scale": 0.5}),
-    "beit, pre-trained": ("beit", {**PLAIN, "layer_scale": 0.5, "shared_bias": True, "pool": "class"}),
-    "eva": ("eva", {**PLAIN, "layer_scale": 0.5, "registers": 2}),
-    "eva, a table": (
-        "eva",
-        {
-            **PLAIN,
-            "rotary": "indexed",
-            "positions": "learned",
-            "activation": "swiglu",
-            "pool": "class",
-            "qv_bias": True,
-        },
-    ),
-    "resnet": ("resnet", {"stages": (1, 2, 1), "width": 8}),
-    "resnet, cifar": ("resnet", {"stages": (2, 1), "width": 8, "block": "basic", "stem": "cifar"}),
-    "pit": ("pit", {"stages": (1, 2, 1), "widths": (16, 32, 64), "heads": (1, 2, 2)}),
-    "pit, distilled": ("pit", {"stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "distilled": True}),
-    "swin": ("swin", {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": 4}),
-    "swin, version 2": ("swin", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": 4, "version": 2}),
-    "twins": (
-        "twins",
-        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (4, 4), "reductions": (2, 1)},
-    ),
-    "pvt_v2": (
-        "pvt_v2",
-        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "reductions": (2, 1), "mlp_ratios": (2.0, 3.0)},
-    ),
-    "crossformer": (
-        "crossformer",
-        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (4, 3), "intervals": (2, 1)},
-    ),
-    "crossformer, cooling": (
-        "crossformer",
-        {
-            "stages": (4, 1),
-            "widths": (16, 32),
-            "heads": (2, 2),
-            "windows": (3, 3),
-            "intervals": (2, 1),
-            "cooling": True,
-        },
-    ),
-    "regionvit": ("regionvit", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "window": 4}),
-    "scalablevit": (
-        "scalablevit",
-        {
-            "stages": (2, 2),
-            "widths": (16, 32),
-            "heads": (2, 2),
-            "windows": (4, 3),
-            "reductions": (2, 1),
-            "key_ratios": (1.5, 1.0),
-            "head_width": 24,
-        },
-    ),
-    "sepvit": (
-        "sepvit",
-        {"stages": (2, 1), "widths": (16, 32), "heads": (2, 2), "windows": (2, 2), "odd_windows": (4, 2)},
-    ),
-    "sepvit, one window": (
-        "sepvit",
-        {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2), "windows": (4, 8), "odd_windows": (4, 8)},
-    ),
-    "levit": ("levit", {"convolutions": 2, "stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "key_width": 4}),
-    "cvt": ("cvt", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2)}),
-    "mobilevit": (
-        "mobilevit",
-        {
-            "convolutions": (1, 2, 1),
-            "stages": (0, 1, 2),
-            "widths": (8, 16, 24),
-            "token_widths": (0, 16, 32),
-            "heads": 2,
-        },
-    ),
-    "maxvit": ("maxvit", {"stages": (1, 1), "widths": (16, 32), "heads": (2, 2), "stem_width": 8, "window": 4}),
-    "maxvit, torchvision": (
-        "maxvit",
-        {"stages": (2,), "widths": (16,), "heads": (2,), "stem_width": 8, "constants": "torchvision"},
-    ),
-    "nest": ("nest", {"stages": (1, 2), "widths": (16, 32), "heads": (2, 2)}),
-    "nest, symmetric": (
-        "nest",
-        {"stages": (1, 1, 1), "widths": (16, 16, 16), "heads": (2, 2, 2), "padding": "symmetric"},
-    ),
-    "convnext": ("convnext", {"stages": (1, 2), "widths": (16, 24), "layer_scale": 0.5}),
-    "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
-}
-
-
-def build(case: str, size: tuple[int, int] = SIZE, **fields: Any) -> ImageModel:
-    name, own = CASES[case]
-    family = next(each for each in load_built_in_families() if each.name == name)
-    model = family.build(family.configure(**{"image_size": size, "classes": 5, **own, **fields}))
-    assert isinstance(model, ImageModel)
-    return add_weight_noise(model)
 
 
 def test_every_family_that_reads_images_is_measured() -> None:
@@ -149,8 +22,8 @@ def test_every_family_that_reads_images_is_measured() -> None:
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
-    model = build(case)
-    larger = model if model.sizes.dynamic else build(case, (64, 192))
+    model = build_case(case)
+    larger = model if model.sizes.dynamic else build_case(case, (64, 192))
     maps, larger_maps = model.feature_maps(torch.zeros(1, 3, *SIZE)), larger.feature_maps(torch.zeros(1, 3, 64, 192))
     assert len(maps) == len(larger_maps) == len(model.levels)
     for level, small, large in zip(model.levels, maps, larger_maps, strict=True):
@@ -159,14 +32,14 @@ def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
         assert (32 / rows, 128 / columns) == level.stride
     assert model.grid == model.levels[-1].grid
     if not model.sizes.dynamic:
-        resized = build(case, dynamic=True).feature_maps(torch.zeros(1, 3, 64, 192))
+        resized = build_case(case, dynamic=True).feature_maps(torch.zeros(1, 3, 64, 192))
         assert [each.shape for each in resized] == [each.shape for each in larger_maps]
 
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None:
-    model, images = build(case), torch.randn(1, 3, *SIZE)
+    model, images = build_case(case), torch.randn(1, 3, *SIZE)
     names = [*model.sequence, *(name for level in model.levels for name in level.blocks)]
     called = list[str]()
     modules = {model.get_submodule(name): name for name in names}
@@ -183,8 +56,8 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
         assert model.get_parameter(model.first_filters).shape[1] == 3
     parts = [part for _, name in model.heads for part in model.get_submodule(name).modules()]
     assert {len(each) for part in parts if isinstance(part, nn.Linear) for each in part.parameters()} == {5}
-    assert not build(case, classes=0).heads
-    assert build(case, classes=0)(images).shape == (1, model.feature_width)
+    assert not build_case(case, classes=0).heads
+    assert build_case(case, classes=0)(images).shape == (1, model.feature_width)
     if model.no_tokens_reason:
         with pytest.raises(ConfigError, match=f"has no sequence of tokens: {model.no_tokens_reason}"):
             model.tokens(images)
@@ -205,7 +78,7 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_classifier_reads_the_declared_tokens(case: str) -> None:
-    model = build(case)
+    model = build_case(case)
     if model.no_tokens_reason:
         return
     tokens = model.tokens(torch.randn(1, 3, *SIZE)).detach().requires_grad_()
@@ -221,7 +94,7 @@ def test_the_classifier_reads_the_declared_tokens(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_hidden_and_dropped_patches_have_no_influence(case: str) -> None:
-    model, images = build(case), torch.randn(2, 3, *SIZE, requires_grad=True)
+    model, images = build_case(case), torch.randn(2, 3, *SIZE, requires_grad=True)
     patches = model.grid[0] * model.grid[1]
     hidden = torch.zeros(2, patches, dtype=torch.bool)
     hidden[:, 0] = True

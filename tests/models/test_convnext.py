@@ -10,10 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from support.family_checks import (
-    check_learning,
     check_preset_is_inferred,
-    count_parameters,
-    measure_export_difference,
 )
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
@@ -30,7 +27,6 @@ from vitrail.train.optim import list_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")
 TOY = ConvNeXtConfig(image_size=64, stages=(1, 2, 1, 1), widths=(8, 16, 24, 32), classes=5)
-PARAMETERS = {"ConvNeXt-T": 28_589_128, "ConvNeXt-B": 88_591_464}
 
 
 def toy(**fields: Any) -> ConvNeXt:
@@ -44,11 +40,6 @@ def of_timm(**fields: Any) -> Any:
 
 def images(*size: int) -> Tensor:
     return torch.randn(2, 3, *(size or (64, 64)))
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters(name: str) -> None:
-    assert count_parameters(name) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -101,11 +92,7 @@ def test_initial_weights() -> None:
     assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_invalid_configs_and_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"widths is \(.*\) for 4 stages; expected 4 numbers"):
-        ConvNeXtConfig(widths=(96, 192))
-    with pytest.raises(ConfigError, match=r"image of 28×28 pixels; expected at least 32×32, a position of the last"):
-        ConvNeXtConfig(image_size=28)
+def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"image of 31×64 pixels; expected at least 32×32"):
         toy()(images(31, 64))
     assert toy()(images(32, 33)).shape == (2, 5)
@@ -219,22 +206,8 @@ def test_inspection_has_no_attention() -> None:
 
 
 @pytest.mark.slow
-def test_export_with_any_batch(tmp_path: Path) -> None:
-    assert measure_export_difference(toy(), tmp_path) <= 1e-4
-
-
-@pytest.mark.slow
 def test_export_for_all_sizes(tmp_path: Path) -> None:
     _, check = vitrail.export_model(
         toy(), tmp_path / "shipped", preprocessing=vitrail.Preprocessing(image_size=64), dynamic=True
     )
     assert check.difference <= 1e-4
-
-
-FASHION = "image_size=28 patch_size=4 stages=[2,2] widths=[32,64] layer_scale=0.1"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    check_learning("convnext_tiny", FASHION, tmp_path)

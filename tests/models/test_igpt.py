@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.family_checks import count_parameters
 from support.layout_round_trip import check_round_trip
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
@@ -78,13 +77,6 @@ def test_files_that_would_be_another_model_are_refused(tmp_path: Path) -> None:
         processor.write_text(text)
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "count"), [("iGPT-S", 76_571_648), ("iGPT-M", 455_157_760), ("iGPT-L", 1_362_250_752)]
-)
-def test_parameters_of_the_paper(name: str, count: int) -> None:
-    assert count_parameters(name) == count  # the palette is a buffer
 
 
 def test_a_logit_does_not_depend_on_its_own_pixel_or_later_ones() -> None:

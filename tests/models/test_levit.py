@@ -9,12 +9,6 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from support.family_checks import (
-    check_learning,
-    check_preset_is_inferred,
-    count_parameters,
-    measure_export_difference,
-)
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from timm.models.levit import Levit, LevitDistilled
@@ -25,7 +19,7 @@ import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
-from vitrail.models.levit import PRESETS, LeViT, LeViTConfig
+from vitrail.models.levit import LeViT, LeViTConfig
 from vitrail.models.parts.levit_names import list_layers
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.distillation import has_distillation_head
@@ -47,13 +41,6 @@ SMALL: dict[str, Any] = {
     "num_classes": 5,
 }  # of timm, at 224 pixels
 NUMBERS: dict[str, Any] = {"num_labels": 5}
-PARAMETERS = {
-    "levit_128s": 7_777_058,
-    "levit_128": 9_213_936,
-    "levit_192": 10_947_069,
-    "levit_256": 18_893_876,
-    "levit_384": 39_128_836,
-}
 
 
 def toy(**fields: Any) -> LeViT:
@@ -73,12 +60,6 @@ def copy_weights(model: LeViT, other: Any) -> LeViT:
 
 def images(*size: int) -> Tensor:
     return torch.randn(2, 3, *(size or (80, 80)))
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters(name: str) -> None:
-    assert count_parameters(name) == PARAMETERS[name]
-    check_preset_is_inferred(name)
 
 
 @pytest.mark.parametrize("size", [(80, 80), (64, 96)])
@@ -180,19 +161,6 @@ def test_a_batch_of_one_image_is_refused_in_training() -> None:
     assert toy()(images()[:1]).shape == (1, 5)
     with pytest.raises(ConfigError, match=r"a batch of one image in training, which has no statistics; expected at"):
         toy().train()(images()[:1])
-
-
-def test_invalid_configs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"heads is \(.*\) for 3 stages; expected 3 numbers"):
-        LeViTConfig(heads=(2, 4))
-    with pytest.raises(ConfigError, match=r"a width of 100 after 4 convolutions, .*; expected a multiple of 8"):
-        LeViTConfig(widths=(100, 256, 384))
-    with pytest.raises(ConfigError, match=r"a stage of width 136; expected a multiple of key_width 16"):
-        LeViTConfig(widths=(128, 136, 384))
-    with pytest.raises(ConfigError, match=r"230×224 pixels; expected a multiple of 16×16, .* to 224×224"):
-        LeViTConfig(image_size=(230, 224))
-    with pytest.raises(ConfigError, match=r"answer is 'class' for a LeViT with one head"):
-        LeViTConfig(answer="class", distilled=False)
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_classes": 0}], ids=["distilled", "no head"])
@@ -317,29 +285,3 @@ def test_maps_by_layer() -> None:
     photos = [np.random.default_rng(n).random((84, 84, 3)) for n in range(4)]
     figures = vitrail.look(subject, photos)
     assert {each.name for each in figures.figures} >= {"filters", "attention_distance", "alignment", "occlusion"}
-
-
-@pytest.mark.slow
-def test_export_with_any_batch(tmp_path: Path) -> None:
-    assert measure_export_difference(toy(), tmp_path) <= 1e-4
-
-
-def test_export_for_all_sizes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"LeViT cannot be exported for all sizes: its grids are rounded up"):
-        vitrail.export_model(
-            toy(dynamic=True), tmp_path / "shipped", preprocessing=vitrail.Preprocessing(image_size=80), dynamic=True
-        )
-
-
-FASHION = "image_size=32 convolutions=2 stages=[1,2,1] widths=[64,96,128] heads=[4,6,8] distilled=false"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    check_learning("levit_128s", FASHION, tmp_path)
-
-
-def test_presets_have_aliases_as_in_the_paper() -> None:
-    with torch.device("meta"):
-        assert vitrail.create("LeViT-128S").config == PRESETS["levit_128s"]

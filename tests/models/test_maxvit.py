@@ -10,7 +10,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from support.family_checks import check_learning, count_parameters, measure_export_difference
+from support.family_checks import count_parameters
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from torch import Tensor
@@ -33,18 +33,6 @@ TIMM: dict[str, Any] = {
     "head_hidden_size": 64,
     "transformer_partition_ratio": 8,
 }
-PARAMETERS = {
-    "MaxViT-T": 30_916_528,
-    "MaxViT-S": 68_927_956,
-    "MaxViT-B": 119_467_708,
-    "MaxViT-L": 211_785_560,
-    "MaxViT-T@384": 30_977_008,
-    "MaxViT-S@384": 69_018_676,
-    "MaxViT-B@384": 119_653_468,
-    "MaxViT-L@384": 212_033_240,
-    "MaxViT-XL@384": 475_323_472,
-    "maxvit_t": 30_919_624,
-}
 
 
 def toy(**fields: Any) -> MaxViT:
@@ -65,11 +53,6 @@ def of_torchvision() -> MaxVit:
 
 def images(*size: int) -> Tensor:
     return torch.randn(2, 3, *(size or (64, 64)))
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters(name: str) -> None:
-    assert count_parameters(name) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("size", [(64, 64), (32, 64)])
@@ -169,15 +152,7 @@ def test_initial_weights() -> None:
     assert blocks[2].attn_block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_invalid_configs_and_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"230×224 pixels; expected a multiple of 32×32.* to 224×224"):
-        MaxViTConfig(image_size=(230, 224))
-    with pytest.raises(
-        ConfigError, match=r"384×384 pixels, 12×12 tokens .* window of 7; .* example 448×448 pixels, or"
-    ):
-        MaxViTConfig(image_size=384, window=7)
-    with pytest.raises(ConfigError, match=r"heads is \(.*\) for 4 stages; expected 4 numbers"):
-        MaxViTConfig(heads=(2,))
+def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"96×64 pixels; expected 64×64, which the model was built for"):
         toy()(images(96, 64))
     with pytest.raises(ConfigError, match=r"96×64 pixels; expected a multiple of 64×64.* to 128×64"):
@@ -231,17 +206,3 @@ def test_presets_have_as_many_parameters_as_in_timm(name: str) -> None:
         with torch.device("meta"):
             other: Any = timm.create_model(name, num_classes=1000)  # xlarge has 21,843
         assert count_parameters(name) == sum(each.numel() for each in other.parameters())
-
-
-@pytest.mark.slow
-def test_export_with_any_batch(tmp_path: Path) -> None:
-    assert measure_export_difference(toy(window=4), tmp_path) <= 1e-4
-
-
-FASHION = "image_size=28 stem_stride=1 stem_width=8 stages=[1,1] widths=[16,32] heads=[1,2]"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    check_learning("maxvit_tiny_tf_224", FASHION, tmp_path)

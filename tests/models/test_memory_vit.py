@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.family_checks import measure_export_difference
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
@@ -226,9 +225,3 @@ def test_figures_and_the_check_by_occlusion(subject: Any) -> None:
     explained = explainer.explain(PHOTOS[0])
     assert explained.options.method == "grad-rollout"
     assert 0 < check_by_occlusion(explainer, PHOTOS[0], explained).without_most < 1
-
-
-@pytest.mark.slow
-def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
-    _, model = make()
-    assert measure_export_difference(model, tmp_path) < 1e-4

@@ -11,10 +11,8 @@ import timm
 import torch
 from safetensors.torch import save_file
 from support.family_checks import (
-    check_learning,
     check_preset_is_inferred,
     count_parameters,
-    measure_export_difference,
 )
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise, randomise_batch_norms
@@ -26,7 +24,7 @@ import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
-from vitrail.models.mobilevit import PRESETS, MobileViT, MobileViTConfig, cut_into_sequences
+from vitrail.models.mobilevit import MobileViT, MobileViTConfig, cut_into_sequences
 from vitrail.train.optim import list_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not specify")
@@ -122,17 +120,6 @@ def test_sequences_are_spread_over_the_grid() -> None:
     assert split[0, :, 0].tolist() == [0, 2, 4, 12, 14, 16]
     assert split[3, :, 0].tolist() == [7, 9, 11, 19, 21, 23]
     assert torch.equal(windows.join(split), x)
-
-
-def test_invalid_configs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"widths is \(.*\) for 3 stages; expected 3 numbers"):
-        replace(TOY, widths=(8, 16))
-    with pytest.raises(ConfigError, match=r"a width of 12 channels; expected a multiple of 8"):
-        replace(TOY, widths=(8, 12, 24))
-    with pytest.raises(ConfigError, match=r"2 transformer blocks of width 0; expected both, or 0 and 0"):
-        replace(TOY, token_widths=(0, 16, 0))
-    with pytest.raises(ConfigError, match=r"width 16 cannot be divided by 3 heads"):
-        replace(TOY, heads=3)
 
 
 @pytest.mark.parametrize("classes", [5, 0])
@@ -235,28 +222,3 @@ def test_maps_of_four_sequences() -> None:
         subject.explain(PHOTO, "rollout")
     with pytest.raises(ConfigError, match=r"^method 'norms' needs a model with blocks and a final norm"):
         subject.explain(PHOTO, "norms")
-
-
-@pytest.mark.slow
-def test_export_with_any_batch(tmp_path: Path) -> None:
-    assert measure_export_difference(toy(image_size=(36, 40)), tmp_path) <= 1e-4
-
-
-def test_export_for_all_sizes_is_refused(tmp_path: Path) -> None:
-    how = vitrail.Preprocessing(image_size=32)
-    with pytest.raises(ConfigError, match=r"MobileViT cannot be exported for all sizes: its grids are rounded up"):
-        vitrail.export_model(toy(), tmp_path / "shipped", preprocessing=how, dynamic=True)
-
-
-FASHION = "image_size=32 convolutions=[1,1,1] stages=[0,1,2] widths=[16,32,48] token_widths=[0,48,64]"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    check_learning("mobilevit_xxs", FASHION, tmp_path)
-
-
-def test_presets_have_aliases_as_in_the_paper() -> None:
-    with torch.device("meta"):
-        assert vitrail.create("MobileViT-XXS").config == PRESETS["mobilevit_xxs"]

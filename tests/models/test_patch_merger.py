@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.family_checks import check_learning, measure_export_difference
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
@@ -90,10 +89,6 @@ def test_save_and_load_at_another_size(tmp_path: Path) -> None:
 
 
 def test_what_is_not_possible_is_refused() -> None:
-    with pytest.raises(ConfigError, match="merge_after is 3; expected less than 3, the number of blocks"):
-        replace(TOY, merge_after=3)
-    with pytest.raises(ConfigError, match="depth is 1; expected 2 or more"):
-        replace(TOY, depth=1)
     model = MergedViT(TOY)
     with pytest.raises(ConfigError, match="no sequence of tokens: its merged tokens have no place in the image"):
         model.tokens(images())
@@ -172,16 +167,3 @@ def test_gradient_rollout_goes_through_the_weights_of_the_merger(subject: Any) -
     expected = (product - merging[0]).mean(0).detach()
     found = explain(model, of_class=3)  # grad-rollout is the default
     np.testing.assert_allclose(found[0, 0].ravel(), expected / expected.sum(), rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
-    model = add_weight_noise(MergedViT(TOY), std=0.2)
-    assert measure_export_difference(model, tmp_path) < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = "image_size=28 patch_size=7 width=64 depth=4 heads=2 mlp_width=128 merged=4"
-    check_learning("patch_merger_tiny_patch16_224", fields, tmp_path)

@@ -9,7 +9,6 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from support.family_checks import check_learning, measure_export_difference
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise
 from timm.models import save_for_hf
@@ -20,7 +19,7 @@ import vitrail
 from vitrail.checkpoint import read, write
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
-from vitrail.models.pit import PRESETS, PiT, PiTConfig
+from vitrail.models.pit import PiT, PiTConfig
 from vitrail.report.model_report import build_model_report
 from vitrail.train.optim import list_weights
 
@@ -141,23 +140,6 @@ def test_other_sizes(tmp_path: Path) -> None:
         dynamic(images(2, 28))
 
 
-def test_invalid_configs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"heads is \(.*\) for 3 stages; expected 3 numbers"):
-        PiTConfig(heads=(2, 4))
-    with pytest.raises(ConfigError, match=r"stages is \(\); expected at least one number"):
-        PiTConfig(stages=(), widths=(), heads=())
-    with pytest.raises(ConfigError, match=r"a stage of width 48 after one of 32; expected a multiple of 32"):
-        PiTConfig(widths=(16, 32, 48), heads=(1, 1, 1))
-    with pytest.raises(ConfigError, match=r"width 16 cannot be divided by 3 heads"):
-        PiTConfig(widths=(16, 32, 64), heads=(3, 3, 3))
-    with pytest.raises(ConfigError, match=r"230×224 pixels; expected a multiple of 8 of at least 16: .* to 232×224"):
-        PiTConfig(image_size=(230, 224))
-    with pytest.raises(ConfigError, match=r"stride 8 of patches of 4 pixels; expected no gaps"):
-        PiTConfig(patch_size=4)
-    with pytest.raises(ConfigError, match=r"answer is 'class' for a PiT with one head"):
-        PiTConfig(answer="class")
-
-
 @pytest.mark.parametrize("fields", [{}, {"distilled": True}, {"num_classes": 0}], ids=["plain", "distilled", "no head"])
 def test_round_trip_of_timms_files(fields: dict[str, Any], tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"depth": [1, 1, 1], "num_classes": 5, **fields}
@@ -256,22 +238,3 @@ def test_figures_and_report() -> None:
     table = next(section.table for section in sections if section.title == "Model")
     assert table is not None
     assert ("attention layers and heads", "4, 2 to 4 each") in table[1]
-
-
-@pytest.mark.slow
-def test_export_with_any_batch(tmp_path: Path) -> None:
-    assert measure_export_difference(toy(image_size=(40, 32), distilled=True), tmp_path) <= 1e-4
-
-
-FASHION = "image_size=28 patch_size=4 stride=2 stages=[1,2,1] widths=[32,64,128] heads=[2,4,8]"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    check_learning("pit_ti_224", FASHION, tmp_path)
-
-
-def test_presets_have_aliases_as_in_the_paper() -> None:
-    with torch.device("meta"):
-        assert vitrail.create("PiT-B-distilled").config == PRESETS["pit_b_distilled_224"]

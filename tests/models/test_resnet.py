@@ -115,20 +115,3 @@ def test_images_of_any_size() -> None:
         assert model(torch.randn(1, 3, *size)).shape == (1, 5)
     with pytest.raises(ConfigError, match=r"input of shape \(1, 1, 8, 8\); expected \(batch, 3, 32, 32\)"):
         model(torch.randn(1, 1, 8, 8))
-
-
-def test_invalid_configs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown block 'wide'"):
-        vitrail.create("resnet18", block="wide")
-    with pytest.raises(ConfigError, match=r"stages is \(2, 0\); expected more than 0"):
-        ResNetConfig(stages=(2, 0))
-    with pytest.raises(ConfigError, match=r"stages is \(\); expected at least one number"):
-        ResNetConfig(stages=())
-
-
-def test_export_with_any_batch() -> None:
-    model: nn.Module = add_weight_noise(ResNet(TOY))
-    images = torch.randn(2, 3, 32, 32)
-    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-    more = torch.randn(5, 3, 32, 32)
-    torch.testing.assert_close(program.module()(more), model(more))

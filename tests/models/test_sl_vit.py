@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.family_checks import check_learning, check_preset_is_inferred, measure_export_difference
 from support.layout_round_trip import assert_same_tensors, write_checkpoint
 from support.noisy_weights import add_weight_noise
 from support.reference_logits import read_reference
@@ -16,7 +15,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.checkpoint import load, read, write
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.errors import CheckpointError
 from vitrail.inspection.capture import capture_attention
 from vitrail.models.sl_vit import SLViT, SLViTConfig, add_shifted_copies, infer_patch
 
@@ -148,11 +147,6 @@ def test_another_size_is_resampled_and_another_patch_refused(tmp_path: Path) -> 
         load(tmp_path / "own", patch_size=4)
 
 
-@pytest.mark.parametrize("name", ["sl_vit_patch4_32", "sl_vit_patch8_64"])
-def test_presets_are_inferred_from_their_shapes(name: str) -> None:
-    check_preset_is_inferred(name)
-
-
 def test_heads_without_local_attention_follow_from_the_published_width(tmp_path: Path) -> None:
     model = vitrail.create("SL-ViT", local_attention=False, depth=1)
     vitrail.save(model, tmp_path / "theirs.pth", to="authors")
@@ -166,23 +160,6 @@ def test_wrong_values_are_refused(tmp_path: Path) -> None:
     assert infer_patch(49) == ((7, 7), 1)
     with pytest.raises(CheckpointError, match="a patch of 50 numbers; expected a square of pixels"):
         infer_patch(50)
-    with pytest.raises(ConfigError, match="cannot be divided by 5 heads"):
-        SLViTConfig(heads=5)
-    with pytest.raises(ConfigError, match=r"30×32 pixels; expected a multiple of 4×4"):
-        SLViTConfig(image_size=(30, 32))
     for to in ("timm", "hf", "deit"):
         with pytest.raises(CheckpointError, match=f"{to} cannot represent a model of the family 'sl_vit'"):
             write(SLViT(TOY), tmp_path / "theirs", to)
-
-
-@pytest.mark.slow
-def test_exported_model_gives_the_same_logits(tmp_path: Path) -> None:
-    model = add_weight_noise(SLViT(TOY), std=0.2)
-    assert measure_export_difference(model, tmp_path) < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    fields = "image_size=28 patch_size=7 width=64 depth=4 heads=4"
-    check_learning("SL-ViT", fields, tmp_path)

@@ -9,7 +9,6 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from support.family_checks import check_learning, measure_export_difference
 from support.layout_round_trip import check_round_trip, max_output_difference
 from support.noisy_weights import add_weight_noise
 from timm.models.twins import Twins as TimmTwins
@@ -21,7 +20,7 @@ from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.capture import capture_attention
 from vitrail.layers.attention import SelfAttention
 from vitrail.models.parts.windows import MaskedWindowAttention
-from vitrail.models.twins import PRESETS, Twins, TwinsConfig
+from vitrail.models.twins import Twins, TwinsConfig
 from vitrail.train.optim import list_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")
@@ -126,13 +125,7 @@ def test_initial_weights_and_rates() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_invalid_configs_and_sizes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"windows is \(.*\) for 4 stages; expected 4 numbers"):
-        TwinsConfig(windows=(7, 7))
-    with pytest.raises(ConfigError, match=r"a reduction of 8 for a grid of 4×4 tokens; expected at most"):
-        TwinsConfig(image_size=32, stages=(2, 2), widths=(16, 32), heads=(1, 2), windows=(7, 7), reductions=(2, 8))
-    with pytest.raises(ConfigError, match=r"230×224 pixels; expected a multiple of 32×32.* to 224×224"):
-        TwinsConfig(image_size=(230, 224))
+def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"60×56 pixels; expected a multiple of 8×8"):
         toy()(images(60, 56))
     with pytest.raises(ConfigError, match=r"a grid of 2×2 tokens; expected at least 4×4, which become one key"):
@@ -203,28 +196,3 @@ def test_figures() -> None:
     distances = figures["attention_distance"].arrays["distances"]
     assert distances.shape == (5, 4)
     assert np.nanmax(distances[0]) < np.nanmin(distances[1])  # windows are near, keys of the whole image far
-
-
-def test_export_with_any_batch(tmp_path: Path) -> None:
-    """timm's does not export: its attention is 5-D."""
-    assert measure_export_difference(toy(image_size=(64, 56)), tmp_path) <= 1e-4
-
-
-def test_presets_have_aliases() -> None:
-    with torch.device("meta"):
-        assert vitrail.create("Twins-SVT-B").config == PRESETS["twins_svt_base"]
-
-
-def test_export_for_all_sizes_is_refused(tmp_path: Path) -> None:
-    how = vitrail.Preprocessing(image_size=56)
-    with pytest.raises(ConfigError, match=r"Twins cannot be exported for all sizes: its windows are cut for one grid"):
-        vitrail.export_model(toy(), tmp_path / "shipped", preprocessing=how, dynamic=True)
-
-
-FASHION = "image_size=28 patch_size=2 stages=[2,2] widths=[24,48] heads=[2,4] windows=[7,7] reductions=[2,1]"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_the_bundled_images_learns(tmp_path: Path) -> None:
-    check_learning("twins_svt_small", FASHION, tmp_path)

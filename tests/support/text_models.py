@@ -6,7 +6,7 @@ import torch
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
-from vitrail.models.catalog import load_built_in_families
+from vitrail.models.catalog import load_family
 from vitrail.models.text_contract import Memory, TextModel
 
 VOCABULARY, PAD = 23, 0
@@ -45,7 +45,7 @@ TEXT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def build_text_model(case: str, **fields: Any) -> TextModel:
     """In evaluation mode, with weights so large that outputs differ clearly."""
     name, own = TEXT_CASES[case]
-    family = next(each for each in load_built_in_families() if each.name == name)
+    family = load_family(name)
     torch.manual_seed(0)
     model = family.build(family.configure(**{**own, **fields}))
     assert isinstance(model, TextModel)

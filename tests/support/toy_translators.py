@@ -10,7 +10,7 @@ from support.noisy_weights import add_weight_noise
 
 import vitrail
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.models.catalog import load_built_in_families
+from vitrail.models.catalog import load_family
 from vitrail.models.text_contract import TextModel
 from vitrail.text_loading import LoadedTextModel
 
@@ -36,7 +36,7 @@ def make_translator(family: str = "transformer", kind: str = "bpe", **fields: An
     """A translator with random weights, as `open_text_model` returns it."""
     tokenizer = train_toy_tokenizer(kind)
     sizes = TRANSFORMER if family == "transformer" else LSTM
-    found = next(each for each in load_built_in_families() if each.name == family)
+    found = load_family(family)
     torch.manual_seed(0)
     model = found.build(
         found.configure(**{**sizes, "vocabulary": tokenizer.vocabulary, "pad": tokenizer.pad, **fields})

@@ -17,7 +17,11 @@ MODEL_FILES = (PLAN_FILE, "model.safetensors", "pytorch_model.bin", "model.onnx"
 
 def refuse_image_as_model(path: str | Path) -> None:
     if str(path).startswith(EXAMPLE_PREFIX) or is_image_file(path):
-        raise CheckpointError(f"{path} is an image. {ORDER}")
+        raise image_as_model_error(path)
+
+
+def image_as_model_error(path: str | Path) -> CheckpointError:
+    return CheckpointError(f"{path} is an image. {ORDER}")
 
 
 def is_image_file(path: str | Path) -> bool:

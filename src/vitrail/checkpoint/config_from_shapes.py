@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.family_sources import find_published_heads, get_field_defaults
+from vitrail.checkpoint.family_sources import get_field_defaults
 from vitrail.errors import CheckpointError
-from vitrail.models.catalog import load_built_in_families
 from vitrail.models.checkpoint_side import InferredConfig, TensorShapes
 from vitrail.models.family import Family
+from vitrail.models.family_index import list_family_entries, list_published_heads
 from vitrail.models.parts.tensor_shapes import get_tensor_shape
 
 HEADS_BY_SHAPE = {  # (width, depth, MLP width): two SigLIP models and an old ViT-S
@@ -197,10 +197,10 @@ def infer_heads(family: Family, config: Mapping[str, Any]) -> tuple[int, bool]:
     mlp_width = config.get("mlp_width") or family.checkpoint.mlp_ratio * width
     if (width, depth, mlp_width) in HEADS_BY_SHAPE:
         return HEADS_BY_SHAPE[width, depth, mlp_width], True
-    others = [each for each in load_built_in_families() if each.checkpoint.heads_by_width]
-    heads = find_published_heads(width, mlp_width, [family, *others])
-    if heads is not None:
-        return heads, True
+    shape, others = f"{width} {mlp_width}", (entry.heads for _, entry in list_family_entries())
+    published = next((each[shape] for each in (list_published_heads(family), *others) if shape in each), None)
+    if published is not None:
+        return published, True
     if width % 64:
         raise CheckpointError(f"the file does not specify the number of heads for width {width}; expected heads=…")
     return width // 64, False

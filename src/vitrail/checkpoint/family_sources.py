@@ -1,32 +1,38 @@
 """Find the family of a file by the names of its tensors, and the names of a family in a layout."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import asdict
+from collections.abc import Collection
 from typing import Any
 
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.name_table import PLACEHOLDER, compile_name_pattern
 from vitrail.errors import CheckpointError, unknown_name_error
-from vitrail.models.catalog import load_built_in_families
+from vitrail.models import catalog
 from vitrail.models.checkpoint_side import SourceNames
 from vitrail.models.family import Family
+from vitrail.models.family_index import SourceEntry, list_family_entries
 from vitrail.text import abbreviate_list
 
 FamilySource = tuple[Family, SourceNames]
+FoundSource = tuple[str, SourceEntry]  # the name of a family that is not imported yet
 
 
 def get_built_in_family(name: str, where: str) -> Family:
-    known = {family.name: family for family in load_built_in_families()}
-    if name not in known:
-        hint = unknown_name_error("family", name, known)
+    if name not in catalog.FAMILIES:
+        hint = unknown_name_error("family", name, catalog.FAMILIES)
         raise CheckpointError(f"{where}: {hint} (pass family=… for a family from outside the package)")
-    return known[name]
+    return catalog.load_family(name)
 
 
-def list_sources(layout: str) -> list[FamilySource]:
+def list_sources(layout: str) -> list[FoundSource]:
     """The name tables of all families in a layout."""
-    families = load_built_in_families()
-    return [(family, each) for family in families for each in family.checkpoint.sources if each.layout == layout]
+    return [(name, each) for name, entry in list_family_entries() for each in entry.sources if each.layout == layout]
+
+
+def load_source(found: FoundSource) -> FamilySource:
+    """Import the family of a name table."""
+    name, entry = found
+    family = catalog.load_family(name)
+    return family, family.checkpoint.sources[entry.number]
 
 
 def has_layout(family: Family, layout: str) -> bool:
@@ -35,14 +41,17 @@ def has_layout(family: Family, layout: str) -> bool:
 
 def is_outside_layout(layout: str, names: Collection[str]) -> bool:
     """Whether tensors have timm's names, those of a family that this layout does not have: a hybrid, a Swin, a BEiT."""
-    found = find_source("timm", names)
-    return found is not None and not has_layout(found[0], layout)
+    found = recognize_source("timm", names)
+    return found is not None and all(name != found[0] for name, _ in list_sources(layout))
 
 
-def find_source(layout: str, names: Collection[str], model_name: str = "") -> FamilySource | None:
-    """The family and name table of a file, by the names of its tensors and the name of its model; None if none fits."""
+def recognize_source(layout: str, names: Collection[str], model_name: str = "") -> FoundSource | None:
+    """The name table of a file, by the names of its tensors and the name of its model; None if none fits.
 
-    def rank(source: SourceNames) -> tuple[int, bool]:
+    No family is imported.
+    """
+
+    def rank(source: SourceEntry) -> tuple[int, bool]:
         fits = all(contains_marker(names, each) for each in source.markers) and model_name.startswith(source.named)
         return (len(source.markers), bool(source.named)) if fits else (0, False)
 
@@ -57,6 +66,12 @@ def contains_marker(names: Collection[str], marker: str) -> bool:
     if PLACEHOLDER.search(marker):
         return any(map(compile_name_pattern(marker).fullmatch, names))
     return marker in names
+
+
+def find_source(layout: str, names: Collection[str], model_name: str = "") -> FamilySource | None:
+    """As `recognize_source`, with the family imported."""
+    found = recognize_source(layout, names, model_name)
+    return None if found is None else load_source(found)
 
 
 def get_source(layout: str, names: Collection[str], where: object) -> FamilySource:
@@ -79,16 +94,6 @@ def choose_source(layout: str, description: Description) -> FamilySource:
     family = get_built_in_family(description.family, "the model")
     sources = (each for each in family.checkpoint.sources if each.layout == layout)
     return family, next(each for each in sources if each.accepts(description.config))
-
-
-def find_published_heads(width: int, mlp_width: int, families: Iterable[Family]) -> int | None:
-    """Attention heads of the first preset of this width and MLP width."""
-    for family in families:
-        for preset in map(asdict, family.presets.values()):
-            hidden = preset.get("mlp_width") or family.checkpoint.mlp_ratio * preset["width"]
-            if (preset["width"], hidden) == (width, mlp_width):
-                return preset["heads"]
-    return None
 
 
 def get_field_defaults(family: Family) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """What a layout is, which layout a file has, and the functions that the sources share to read and write theirs."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ from vitrail.text import abbreviate_list
 
 T = TypeVar("T")
 OWN_LAYOUT = "vitrail"
+LAYOUT_NAMES = (OWN_LAYOUT, *SOURCE_NAMES)
 LAYOUT_KEY = "layout"  # in the header of a safetensors file, which has no wrapper to recognise a layout by
 HALF_MEAN_STD: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET_MEAN_STD: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -59,17 +59,15 @@ class Layout:
     collect_parts: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
 
-@cache
-def list_layouts() -> tuple[Layout, ...]:
-    """All layouts, vitrail's own first. The first that matches a file reads it."""
-    return tuple(import_module(f"vitrail.checkpoint.sources.{name}").LAYOUT for name in (OWN_LAYOUT, *SOURCE_NAMES))
+def list_layouts() -> Iterator[Layout]:
+    """All layouts, vitrail's own first, each imported when it is asked for. The first that matches a file reads it."""
+    return map(get_layout, LAYOUT_NAMES)
 
 
 def get_layout(name: str) -> Layout:
-    known = {layout.name: layout for layout in list_layouts()}
-    if name not in known:
-        raise unknown_name_error("layout", name, known)
-    return known[name]
+    if name not in LAYOUT_NAMES:
+        raise unknown_name_error("layout", name, LAYOUT_NAMES)
+    return import_module(f"vitrail.checkpoint.sources.{name}").LAYOUT
 
 
 def detect_layout(contents: RawContents, source: str | None) -> Layout:
@@ -85,7 +83,7 @@ def detect_layout(contents: RawContents, source: str | None) -> Layout:
     raise CheckpointError(
         f"{contents.path} has an unknown layout, with {len(contents.tensors)} tensors "
         f"({abbreviate_list(contents.tensors, 3)}); "
-        f"expected one of {', '.join(each.name for each in list_layouts())}"
+        f"expected one of {', '.join(LAYOUT_NAMES)}"
     )
 
 

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from vitrail.checkpoint import hub
-from vitrail.checkpoint.argument_order import is_model_name, refuse_image_as_model
+from vitrail.checkpoint.argument_order import image_as_model_error, is_model_name
 from vitrail.checkpoint.bundled import find_bundled_model, list_bundled_models
 from vitrail.checkpoint.pretrained_files import locate_pretrained_weights
+from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.errors import CheckpointError, find_nearest_name
 from vitrail.models.pretrained import (
     PretrainedWeights,
@@ -25,7 +26,8 @@ MIN_NAME_SIMILARITY = 0.7  # of a model that is suggested for a path that does n
 def locate_or_download_checkpoint(path: str | Path) -> Path:
     """The file or folder of a model, which is downloaded if it is on the hub."""
     check_is_path(path)
-    refuse_image_as_model(path)
+    if str(path).startswith(EXAMPLE_PREFIX):
+        raise image_as_model_error(path)
     if hub.is_hub_name(path):
         return hub.download_model(str(path))
     if (weights := find_named_weights(path)) is not None:

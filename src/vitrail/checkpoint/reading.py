@@ -1,7 +1,7 @@
 """Load a model from a checkpoint of any layout: locate, translate, check and adapt it, and report on every tensor."""
 
 import warnings
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
@@ -106,11 +106,12 @@ def read(
     policy: ResamplingPolicy | None = None,
     dtype: torch.dtype | None = None,
     images_only: bool = False,
+    choose_fields: Callable[[Description], Mapping[str, Any]] = lambda _: {},
     **fields: Any,
 ) -> Checkpoint:
     """Like `load`, but return the model together with its description and the load report.
 
-    `images_only` refuses a model that reads text.
+    `images_only` refuses a model that reads text. `choose_fields` returns further fields for what the file says.
     """
     if policy is not None and policy not in tuple(INTERPOLATION_RULES):
         raise unknown_name_error("position policy", policy, INTERPOLATION_RULES)
@@ -128,6 +129,7 @@ def read(
     tensors, dtype_warnings = cast_to_one_dtype(translated.tensors, source_model)
     model = source_model
     check_trained_size(fields.pop(TRAINED_SIZE, None), source_model.config, where)
+    fields |= choose_fields(description)
     if fields:
         with torch.device("meta"):
             model = family.build(check_adaptable(source_model.config, family.configure(source_model.config, **fields)))

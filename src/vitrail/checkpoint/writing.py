@@ -20,7 +20,7 @@ from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum, write_tokenizer_file
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import CheckpointError
-from vitrail.models.catalog import load_built_in_families
+from vitrail.models.catalog import find_config_family
 from vitrail.models.checks import pair
 from vitrail.models.contract import Model, unwrap_compiled
 from vitrail.models.family import Family
@@ -196,9 +196,8 @@ def check_label_count(description: Description) -> None:
 
 
 def find_model_family(model: nn.Module) -> Family:
-    config = model.config if isinstance(model, Model) else None
-    for family in load_built_in_families():
-        if type(config) is family.config:
-            return family
+    family = find_config_family(model.config) if isinstance(model, Model) else None
+    if family is not None:
+        return family
     kind = type(model).__name__
     raise CheckpointError(f"{kind} is not a model of the package; pass family=…, the FAMILY of its module")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from inspect import signature
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -328,8 +328,9 @@ def list_blocks(model: ImageModel) -> list[nn.Module]:
 
 def list_families_with_maps() -> str:
     """The first three, as examples."""
-    built = [(each.name, each.build) for each in load_built_in_families()]
-    *names, last = [name for name, kind in built if issubclass(kind, ImageModel) and not kind.no_maps_reason][:3]
+    built = ((each.name, each.build) for each in load_built_in_families())
+    found = (name for name, kind in built if issubclass(kind, ImageModel) and not kind.no_maps_reason)
+    *names, last = islice(found, 3)
     return f"{', '.join(names)} or {last}"
 
 

@@ -1,14 +1,18 @@
-"""Compute parameters and MACs of every preset for models/costs.json, which `vitrail models` reads without torch."""
+"""Write models/costs.json and families.json, from which names and files are recognized without importing a family."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from rich.progress import track
 
 from vitrail.inspection.summary import summarize
-from vitrail.models.catalog import create, find_preset, list_models
-from vitrail.models.contract import ImageModel
+from vitrail.models.catalog import load_built_in_families, natural_sort_key
+from vitrail.models.contract import ImageModel, check_declarations
+from vitrail.models.family import Family
+from vitrail.models.family_index import INDEX_FILE, describe_family
 from vitrail.models.preset_list import COSTS_FILE
 
 
@@ -21,24 +25,33 @@ class PresetCost:
     aliases: tuple[str, ...]
 
 
-def compute_preset_cost(name: str) -> PresetCost:
-    family, config = find_preset(name)
+def compute_preset_cost(family: Family, name: str) -> PresetCost:
+    config = family.presets[name]
     aliases = tuple(alias for alias, preset in family.aliases.items() if preset == name)
     with torch.device("meta"):
-        model = create(name)
+        model = family.build(config)
+        check_declarations(model)
         if not issubclass(family.build, ImageModel):
             return PresetCost(family.name, None, sum(each.numel() for each in model.parameters()), None, aliases)
         summary = summarize(model, depth=1)
     return PresetCost(family.name, config.image_size, summary.parameters, summary.macs, aliases)
 
 
-def format_costs_json(costs: dict[str, PresetCost]) -> str:
-    """JSON with one line per model, which keeps diffs readable."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in costs.items()]
+def format_json_lines(entries: Mapping[str, Any]) -> str:
+    """JSON with one line per dataclass, which keeps diffs readable."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in entries.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def list_presets_by_name() -> list[tuple[str, Family]]:
+    """All presets with their families, in the order of `list_models`."""
+    found = [(name, family) for family in load_built_in_families() for name in family.presets]
+    return sorted(found, key=lambda each: natural_sort_key(each[0]))
+
+
 if __name__ == "__main__":
-    COSTS_FILE.write_text(
-        format_costs_json({name: compute_preset_cost(name) for name in track(list_models(), "counting")}), "utf-8"
+    costs = {name: compute_preset_cost(family, name) for name, family in track(list_presets_by_name(), "counting")}
+    COSTS_FILE.write_text(format_json_lines(costs), "utf-8")
+    INDEX_FILE.write_text(
+        format_json_lines({each.name: describe_family(each) for each in load_built_in_families()}), "utf-8"
     )

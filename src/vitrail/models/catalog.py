@@ -2,8 +2,8 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -17,6 +17,7 @@ from vitrail.files import check_regular_file
 from vitrail.models import FAMILIES
 from vitrail.models.contract import check_declarations
 from vitrail.models.family import Family
+from vitrail.models.preset_list import list_presets, resolve_alias
 from vitrail.models.pretrained import unknown_model_error
 
 
@@ -36,14 +37,10 @@ def list_models(pattern: str = "*") -> list[str]:
     """
     if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the pattern is {pattern!r}; expected a string, for example 'deit*'")
-    named = {name for family in load_built_in_families() for name in family.presets if fnmatchcase(name, pattern)}
-    aliased = {
-        name
-        for family in load_built_in_families()
-        for alias, name in family.aliases.items()
-        if fnmatchcase(alias, pattern)
-    }
-    return sorted(named | aliased, key=natural_sort_key)
+    names = [(each, name) for name, entry in list_presets().items() for each in (name, *entry["aliases"])]
+    for family in load_unlisted_families():
+        names += [*((name, name) for name in family.presets), *family.aliases.items()]
+    return sorted({name for each, name in names if fnmatchcase(each, pattern)}, key=natural_sort_key)
 
 
 def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
@@ -57,9 +54,11 @@ def find_preset(name: str, *, trusted: str | None = None) -> tuple[Family, Any]:
         raise ConfigError(f"{name!r} has no preset; expected {name}:{example} or another of its presets")
     if ":" in name:
         module, _, preset = name.rpartition(":")
-        families = (load_external_family(module),)
+        families = [load_external_family(module)]
     else:
-        preset, families = name, load_built_in_families()
+        preset = resolve_alias(name) or name
+        entry = list_presets().get(preset)
+        families = load_unlisted_families() if entry is None else [load_family(entry["family"])]
     for family in families:
         preset = family.aliases.get(preset, preset)
         if preset in family.presets:
@@ -93,9 +92,27 @@ def resolve_external_name(name: str) -> str:
     return f"{Path(place).resolve()}:{preset}" if place.endswith(".py") else name
 
 
-@cache
-def load_built_in_families() -> tuple[Family, ...]:
-    return tuple(import_module(f"vitrail.models.{name}").FAMILY for name in FAMILIES)
+def load_family(name: str) -> Family:
+    """A family of the package; no other one is imported."""
+    return import_module(f"vitrail.models.{name}").FAMILY
+
+
+def load_built_in_families() -> Iterator[Family]:
+    """All families of the package, each imported when it is asked for."""
+    return map(load_family, FAMILIES)
+
+
+def load_unlisted_families() -> list[Family]:
+    """The families that costs.json does not have, because they are newer than it."""
+    listed = {entry["family"] for entry in list_presets().values()}
+    return [load_family(name) for name in FAMILIES if name not in listed]
+
+
+def find_config_family(config: object) -> Family | None:
+    """The family of the package that a config belongs to; its module is that of the config."""
+    name = type(config).__module__.rpartition(".")[2]
+    family = load_family(name) if name in FAMILIES else None
+    return family if family is not None and type(config) is family.config else None
 
 
 def load_external_family(place: str) -> Family:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.reading import Checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
@@ -21,7 +22,7 @@ from vitrail.data.views import View
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import default_preprocessing
-from vitrail.loading import open_torch_model, read_model_description, refuse_models_without_layers
+from vitrail.loading import open_checkpoint, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
 from vitrail.models.contract import ImageModel, check_declarations, check_reads_images
@@ -196,11 +197,14 @@ def create_starting_model(request: Request, data: DatasetSplits, classes: tuple[
 
 def open_starting_checkpoint(request: Request, classes: tuple[str, ...]) -> StartingModel:
     """The model of a checkpoint. Its head is kept if the classes are the same; a new one starts at zero."""
-    recipe, fields = request.recipe, dict(request.recipe.fields)
-    refuse_models_without_layers(str(request.init))
-    if "classes" in fields or read_model_description(str(request.init), fields).labels != classes:
-        fields["classes"] = len(classes)
-    loaded = open_torch_model(str(request.init), fields=fields, preprocessing=recipe.preprocessing)
+    recipe, name = request.recipe, str(request.init)
+
+    def choose_head(about: Description) -> dict[str, int]:
+        kept = about.labels == classes and "classes" not in recipe.fields
+        return {} if kept else {"classes": len(classes)}
+
+    refuse_models_without_layers(name)
+    loaded = open_checkpoint(name, recipe.fields, recipe.preprocessing, choose_head)
     assert loaded.checkpoint is not None
     init, description = str(loaded.source if loaded.run is None else loaded.run.model), loaded.checkpoint.description
     if recipe.model is not None:

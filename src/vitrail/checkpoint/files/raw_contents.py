@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitrail.checkpoint.argument_order import image_as_model_error
 from vitrail.checkpoint.files.torch_pickles import (
     MAX_SIZE_RATIO,
     SIZE_ALLOWANCE,
@@ -46,6 +47,7 @@ from vitrail.checkpoint.files.zip_archives import (
     read_npz_arrays,
     read_zip_entry,
 )
+from vitrail.data.decoding.image_formats import detect_image_format
 from vitrail.errors import CheckpointError, describe_error
 from vitrail.files import open_regular_file_descriptor, suggest_sibling
 from vitrail.machine import count_cores
@@ -158,6 +160,8 @@ def read_weight_file(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
                 return read_safetensors(path, file, size)
             if start[:1] == b"\x80":
                 return read_legacy_torch_file(path, file, size, parts)
+    if detect_image_format(start) is not None:
+        raise image_as_model_error(path)
     kinds = (kind for signature, kind in OTHER_FILE_SIGNATURES.items() if start.startswith(signature))
     kind = next(kinds, "of an unknown kind") if size else "empty"
     raise CheckpointError(f"{path} is {kind}; expected .safetensors, .npz, or .pth or .bin written by torch.save")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source, get_source
+from vitrail.checkpoint.family_sources import choose_source, get_source, recognize_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.name_table import add_name_prefix
 from vitrail.data.preprocessing import Preprocessing
@@ -20,7 +20,7 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 def matches(contents: RawContents) -> bool:
     names = layout.strip_common_prefixes(contents.tensors, WRAPPER_PREFIX)
-    return "linear.weight" in names and find_source(NAME, names) is not None
+    return "linear.weight" in names and recognize_source(NAME, names) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

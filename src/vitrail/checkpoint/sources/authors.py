@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source, get_source
+from vitrail.checkpoint.family_sources import choose_source, get_source, recognize_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
@@ -22,7 +22,7 @@ NAME = "authors"
 
 
 def matches(contents: RawContents) -> bool:
-    return find_source(NAME, layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)) is not None
+    return recognize_source(NAME, layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source, get_source, is_outside_layout
+from vitrail.checkpoint.family_sources import choose_source, get_source, is_outside_layout, recognize_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.name_table import add_name_prefix
 from vitrail.checkpoint.sources import timm
@@ -22,7 +22,7 @@ NAME = "deit"
 
 def matches(contents: RawContents) -> bool:
     names = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
-    found, wrapped = find_source(NAME, names), contents.wrapper in ("model", "model_ema")
+    found, wrapped = recognize_source(NAME, names), contents.wrapper in ("model", "model_ema")
     if found is None or is_outside_layout(NAME, names):
         return False
     if found[1].details.get("named_as_in_timm"):

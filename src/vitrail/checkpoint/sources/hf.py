@@ -12,7 +12,14 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import FamilySource, choose_source, find_source, list_sources, wrong_layout_error
+from vitrail.checkpoint.family_sources import (
+    FamilySource,
+    choose_source,
+    list_sources,
+    load_source,
+    recognize_source,
+    wrong_layout_error,
+)
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES
 from vitrail.checkpoint.name_table import add_name_prefix
@@ -21,6 +28,7 @@ from vitrail.errors import CheckpointError
 from vitrail.files import make_folder, write_text
 from vitrail.models.checkpoint_side import SourceNames
 from vitrail.models.checks import pair
+from vitrail.models.family_index import SourceEntry
 
 NAME = "hf"
 # `details` of a source: `model_type`, whose name is a prefix of most tensors; `norm_eps`, `preprocessing`, `policy` and
@@ -45,7 +53,7 @@ def list_model_types() -> list[str]:
     return list(dict.fromkeys(source.details["model_type"] for _, source in list_sources(NAME)))
 
 
-def list_types(source: SourceNames) -> tuple[str, ...]:
+def list_types(source: SourceEntry) -> tuple[str, ...]:
     """The model types that a name table is for."""
     return (source.details["model_type"], *source.details.get("other_types", ()))
 
@@ -59,7 +67,7 @@ def strip_model_prefix(contents: RawContents) -> dict[str, Tensor]:
 
 
 def matches(contents: RawContents) -> bool:
-    return find_source(NAME, strip_model_prefix(contents)) is not None
+    return recognize_source(NAME, strip_model_prefix(contents)) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
@@ -122,19 +130,19 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
 
 def find_model_type(contents: RawContents, tensors: Mapping[str, Tensor]) -> FamilySource:
     """The family and its names for the model_type in config.json, or for the names of the tensors."""
-    found = find_source(NAME, tensors)
+    found = recognize_source(NAME, tensors)
     kind = layout.get_typed_field(contents.config or {}, "model_type", str, "")
     kind = kind.removesuffix(DECODER_SUFFIX)
     if found is None and not kind:
         raise wrong_layout_error(NAME, tensors, contents.path)
     if found is not None and kind in ("", *list_types(found[1])):
-        return found
+        return load_source(found)
     same = [each for each in list_sources(NAME) if each[1].markers and kind in list_types(each[1])]
     if not same:
         raise CheckpointError(
             f"{contents.path} has model_type {kind!r} of transformers; expected one of {', '.join(list_model_types())}"
         )
-    return same[0]
+    return load_source(same[0])
 
 
 @contextmanager
@@ -143,7 +151,7 @@ def name_wrong_model_type(contents: RawContents, source: SourceNames) -> Generat
     try:
         yield
     except CheckpointError:
-        found, kind = find_source(NAME, strip_model_prefix(contents)), source.details["model_type"]
+        found, kind = recognize_source(NAME, strip_model_prefix(contents)), source.details["model_type"]
         if found is None or kind in list_types(found[1]):
             raise
         raise CheckpointError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source, get_source
+from vitrail.checkpoint.family_sources import choose_source, get_source, recognize_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES
 from vitrail.checkpoint.name_table import convert_to_their_tensors
@@ -36,7 +36,7 @@ REQUIRED = {  # values of config.json, which are also the defaults of transforme
 
 
 def matches(contents: RawContents) -> bool:
-    return find_source(NAME, contents.tensors) is not None
+    return recognize_source(NAME, contents.tensors) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

@@ -29,10 +29,11 @@ def matches(contents: RawContents) -> bool:
     names = layout.strip_common_prefixes(contents.tensors, "module.")
     if ENCODER_PREFIX + PATCH_KERNEL in names:
         return True
-    kernel, found = names.get(PATCH_KERNEL), find_source(NAME, names)
-    if kernel is None or kernel.ndim != 4 or found is None:
+    kernel = names.get(PATCH_KERNEL)
+    if kernel is None or kernel.ndim != 4 or not is_sincos_table(names.get("pos_embed"), columns_first=False):
         return False
-    return kernel.shape[0] in found[1].heads and is_sincos_table(names.get("pos_embed"), columns_first=False)
+    found = find_source(NAME, names)
+    return found is not None and kernel.shape[0] in found[1].heads
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

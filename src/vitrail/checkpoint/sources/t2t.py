@@ -14,11 +14,12 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_published_heads, find_source, get_source
+from vitrail.checkpoint.family_sources import choose_source, get_source, recognize_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.sources import timm
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import Family
+from vitrail.models.family_index import list_published_heads
 
 NAME = "t2t"
 SCALE_WARNING = (
@@ -28,7 +29,7 @@ SCALE_WARNING = (
 
 
 def matches(contents: RawContents) -> bool:
-    return find_source(NAME, layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)) is not None
+    return recognize_source(NAME, layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any], layout_name: str = NAME) -> layout.TranslatedCheckpoint:
@@ -53,7 +54,7 @@ def find_heads_by_mlp(tensors: Mapping[str, Tensor], family: Family) -> dict[str
     hidden = tensors.get("blocks.0.mlp.fc1.weight")
     if hidden is None or hidden.ndim != 2:
         return {}
-    heads = find_published_heads(hidden.shape[1], hidden.shape[0], [family])
+    heads = list_published_heads(family).get(f"{hidden.shape[1]} {hidden.shape[0]}")
     return {} if heads is None else {"heads": heads}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source
+from vitrail.checkpoint.family_sources import choose_source, find_source, recognize_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, WEIGHT_FILES
 from vitrail.data.preprocessing import Preprocessing
@@ -33,7 +33,7 @@ WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")  # added by wrappers of a
 
 
 def matches(contents: RawContents) -> bool:
-    return find_source(NAME, layout.strip_common_prefixes(contents.tensors, *WRAPPER_PREFIXES)) is not None
+    return recognize_source(NAME, layout.strip_common_prefixes(contents.tensors, *WRAPPER_PREFIXES)) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

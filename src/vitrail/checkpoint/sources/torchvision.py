@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source, get_source
+from vitrail.checkpoint.family_sources import choose_source, get_source, recognize_source
 from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.checkpoint_side import SourceNames
@@ -25,7 +25,7 @@ NAME = "torchvision"
 
 def matches(contents: RawContents) -> bool:
     names = layout.strip_common_prefixes(contents.tensors, "module.")
-    return find_source(NAME, names) is not None and find_source("timm", names) is None
+    return recognize_source(NAME, names) is not None and recognize_source("timm", names) is None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

@@ -88,8 +88,11 @@ def group_tensors_over_blocks(rows: Sequence[TensorStatistics]) -> tuple[TensorG
 
 
 def check_given_field_names(known: Mapping[str, Any]) -> None:
-    all_fields = {each.name for family in load_built_in_families() for each in fields(family.config)}
-    names = all_fields - {*CHANGEABLE_FIELDS} | {"image_size", TRAINED_SIZE}
+    names = {"image_size", TRAINED_SIZE}
+    for family in load_built_in_families():  # the first has most names: seldom is another one imported
+        if known.keys() <= names:
+            return
+        names |= {each.name for each in fields(family.config)} - {*CHANGEABLE_FIELDS}
     for name in known:
         if name not in names:
             raise unknown_name_error("config field", name, sorted(names))
