@@ -102,7 +102,7 @@ __all__ = [  # a list of its own, which type checkers can read
 bound_spinning()  # before torch is imported, which reads the setting once
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # importing the package imports no public name
     if name not in _MODULES_BY_NAME:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     module = import_module(f"vitrail.{_MODULES_BY_NAME[name]}")
