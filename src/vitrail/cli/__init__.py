@@ -19,7 +19,7 @@ from vitrail import __version__
 from vitrail.cli.options.groups import COMMON, TASKS
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
 from vitrail.cli.usage_errors import check_command, describe_usage_error
-from vitrail.errors import VitrailError, VitrailWarning, describe_error
+from vitrail.errors import VitrailError, VitrailWarning, describe_error, format_install_command
 from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 from vitrail.tasks import PRETRAINING_TASKS
 
@@ -125,8 +125,8 @@ def main() -> NoReturn:
         if error.name not in OPTIONAL_PACKAGES:
             raise
         print(
-            f"vitrail: this needs {error.name}, which is not installed; run: pip install vitrail. Without it, predict, "
-            "embed and bench work on a folder that `vitrail export` wrote",
+            f"vitrail: this needs {error.name}, which is not installed; run: {format_install_command()}; without it, "
+            "predict, embed and bench work on a folder that `vitrail export` wrote",
             file=sys.stderr,
         )
         sys.exit(2)
