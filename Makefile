@@ -57,8 +57,8 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-notebook: setup  ## after changing examples/first_steps.py: writes the notebook again
-	$(BIN)/jupytext --to ipynb examples/first_steps.py
+notebook: setup  ## after changing examples/first_steps.py: executes it and stores the notebook with its outputs
+	$(BIN)/python scripts/make_notebook.py
 
 KEEP_FREED_MEMORY = MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184
 bench: setup  ## throughput, of other architectures too, DeiT's variants, the cost of a teacher and of looking inside, predicting, decoding, loading and images, interleaved

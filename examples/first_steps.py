@@ -95,5 +95,5 @@ vitrail.Explainer("my_first_vit").explain(dress)
 # - `vitrail report my_first_vit --data fashion` writes a page about the model.
 # - `vitrail train --data FOLDER --init vit_tiny_patch16_224` fine-tunes public weights on your photos, in
 #   `FOLDER/CLASS/*.jpg`.
-# - `vitrail export my_first_vit exported` writes an ONNX model that runs without torch. It needs
-#   `pip install 'vitrail[export]'`.
+# - `vitrail export my_first_vit exported` writes an ONNX model that runs without torch. It needs the extra `export`: in
+#   the clone, `pip install -c constraints.txt '.[export]'`.

@@ -1,13 +1,24 @@
 """Errors for unknown names suggest the nearest valid name; errors for missing packages name the command to run."""
 
+import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from vitrail.errors import ConfigError, VitrailError, find_nearest_name, missing_package_error, unknown_name_error
+import vitrail
+from vitrail.errors import (
+    ConfigError,
+    VitrailError,
+    find_nearest_name,
+    format_install_command,
+    missing_package_error,
+    unknown_name_error,
+)
 from vitrail.export import onnx_file, onnx_session, quantise
 from vitrail.predict.output import row_formats
 from vitrail.train.callbacks import TensorBoardCallback, TrainingStart
@@ -63,9 +74,61 @@ def test_config_error_is_a_vitrail_error() -> None:
 
 def test_a_missing_package_comes_with_the_command_that_installs_it() -> None:
     error = missing_package_error("`peers` timm", "timm", "parity")
-    assert str(error) == "`peers` timm needs timm, which is not installed; run: pip install 'vitrail[parity]'"
+    command = format_install_command("parity")
+    assert str(error) == f"`peers` timm needs timm, which is not installed; run: {command}"
     assert error.fields == ("peers",)
     assert str(missing_package_error("a figure", "matplotlib")).endswith("; run: pip install matplotlib")
+
+
+def write_dist_info(folder: Path, origin: Any) -> None:
+    """What pip writes when it installs the package, with its direct_url.json if it did not come from an index."""
+    info = folder / f"vitrail-{vitrail.__version__}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vitrail\nVersion: {vitrail.__version__}\n")
+    if origin is not None:
+        (info / "direct_url.json").write_text(json.dumps(origin))
+
+
+GIT = {"url": "https://example.org/vitrail.git", "vcs_info": {"vcs": "git", "commit_id": "0" * 40}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "command", "again"),
+    [
+        ({"dir_info": {}}, "cd 'a clone' && pip install -c constraints.txt '.[text]'", "pip install"),
+        (
+            {"dir_info": {"editable": True}},
+            "cd 'a clone' && pip install -c constraints.txt -e '.[text]'",
+            "cd 'a clone' && pip install -c constraints.txt -e .",
+        ),
+        ({"archive_info": {}}, "pip install 'a clone/vitrail.whl[text]'", "pip install 'a clone/vitrail.whl'"),
+        (GIT, f"pip install 'vitrail[text] @ git+{GIT['url']}'", f"pip install 'vitrail @ git+{GIT['url']}'"),
+        (None, "pip install 'vitrail[text]'", "pip install vitrail"),
+    ],
+    ids=["folder", "editable", "wheel", "git", "index"],
+)
+def test_an_extra_is_installed_from_where_the_package_came(
+    origin: Any, command: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    (clone / "constraints.txt").touch()
+    (clone / "vitrail.whl").touch()
+    if origin is not None and "url" not in origin:
+        origin = {**origin, "url": (clone / "vitrail.whl" if "archive_info" in origin else clone).as_uri()}
+    write_dist_info(tmp_path, origin)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert format_install_command("text") == command.replace("a clone", str(clone))
+    assert format_install_command().startswith(again.replace("a clone", str(clone)))
+    monkeypatch.chdir(clone)
+    assert "cd " not in format_install_command("text")
+    (clone / "constraints.txt").unlink()
+    assert "-c " not in format_install_command("text")
+    (clone / "vitrail.whl").unlink()
+    monkeypatch.chdir(tmp_path)
+    clone.rmdir()
+    if origin is not GIT:  # where it came from is gone
+        assert format_install_command("text") == "pip install 'vitrail[text]'"
 
 
 def start_tensorboard() -> None:
@@ -89,7 +152,7 @@ def test_every_extra_is_named_where_its_package_is_needed(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    with pytest.raises(ConfigError, match=rf" needs {package}, .* pip install 'vitrail\[{extra}\]'$"):
+    with pytest.raises(ConfigError, match=rf" needs {package}, .*; run: {re.escape(format_install_command(extra))}$"):
         work()
     assert package in PROJECT["optional-dependencies"][extra]
 

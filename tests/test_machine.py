@@ -29,41 +29,22 @@ def test_cores_are_those_the_process_may_use() -> None:
         )
 
 
-FROM_PYTHON = "import os, vitrail; print(vitrail.machine.bound_spinning(), os.environ.get('GOMP_SPINCOUNT'))"
+BEFORE_TORCH = "import os, sys, vitrail; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+IN_A_COMMAND = BEFORE_TORCH.replace("vitrail;", "vitrail.cli;")
 
 
-def test_one_call_bounds_the_spinning_unless_the_user_did() -> None:
-    assert run_python(FROM_PYTHON) == f"True {SPIN_COUNT}"
-    assert run_python(FROM_PYTHON, GOMP_SPINCOUNT="7") == "False 7"
-    assert run_python(FROM_PYTHON, OMP_WAIT_POLICY="passive") == "False None"
+@pytest.mark.parametrize("program", [BEFORE_TORCH, IN_A_COMMAND])
+def test_importing_vitrail_bounds_the_spinning_unless_the_user_did(program: str) -> None:
+    assert run_python(program) == f"{SPIN_COUNT} False"
+    assert run_python(program, GOMP_SPINCOUNT="7") == "7 False"
+    assert run_python(program, OMP_WAIT_POLICY="passive") == "None False"
 
 
-def test_after_torch_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_torch_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OURS:
         monkeypatch.delenv(name, raising=False)
-    with pytest.warns(UserWarning, match="torch is imported already"):
-        assert not bound_spinning()
+    assert not bound_spinning()
     assert "GOMP_SPINCOUNT" not in os.environ
-
-
-COMMAND = """
-import os, sys
-import vitrail.cli
-seen = []
-def note(*_, **__):
-    seen.append(("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT")))
-vitrail.cli.build_app = lambda *_: note
-sys.argv = ["vitrail", "models"]
-try:
-    vitrail.cli.main()
-finally:
-    print(*seen)
-"""
-
-
-def test_the_command_line_bounds_it_before_torch_is_imported() -> None:
-    assert run_python(COMMAND) == f"(False, '{SPIN_COUNT}')"
-    assert run_python(COMMAND, GOMP_SPINCOUNT="7") == "(False, '7')"
 
 
 def test_threads_are_restored() -> None:

@@ -1,10 +1,12 @@
 """vitrail trains, explains and exports Vision Transformers.
 
-The public names are imported on first use: importing this package imports nothing else.
+The public names are imported on first use: importing this package imports nothing heavy.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from vitrail.machine import bound_spinning
 
 if TYPE_CHECKING:
     from vitrail import checkpoint, machine
@@ -97,7 +99,10 @@ __all__ = [  # a list of its own, which type checkers can read
 ]
 
 
-def __getattr__(name: str) -> Any:  # importing the package imports nothing else
+bound_spinning()  # before torch is imported, which reads the setting once
+
+
+def __getattr__(name: str) -> Any:  # importing the package imports no public name
     if name not in _MODULES_BY_NAME:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     module = import_module(f"vitrail.{_MODULES_BY_NAME[name]}")

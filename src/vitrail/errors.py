@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
+from pathlib import Path
+from shlex import quote
+from typing import Any
 
 from vitrail.text import escape_unprintable
 
@@ -65,8 +68,34 @@ def describe_error(error: BaseException) -> str:
 
 def missing_package_error(what: str, package: str, extra: str | None = None) -> ConfigError:
     """Error for a package that is not installed, with the command that installs it, by its extra if it is in one."""
-    command = f"pip install {package}" if extra is None else f"pip install 'vitrail[{extra}]'"
+    command = f"pip install {package}" if extra is None else format_install_command(extra)
     return ConfigError(f"{what} needs {package}, which is not installed; run: {command}")
+
+
+def format_install_command(extra: str | None = None) -> str:
+    """The command that installs an extra, or this package again, from where it came: a clone, a wheel or an index."""
+    import json  # these are slow to import
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    end = f"[{extra}]" if extra else ""
+    try:  # pip writes this file, unless the package came from an index
+        origin: Any = json.loads(distribution("vitrail").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    url = origin.get("url", "")
+    if tool := origin.get("vcs_info", {}).get("vcs"):
+        return f"pip install {quote(f'vitrail{end} @ {tool}+{url}')}"
+    source = Path(url2pathname(urlsplit(url).path)) if url.startswith("file:") else None
+    if source is None or not source.exists():
+        return f"pip install {quote(f'vitrail{end}')}"
+    if source.is_file():
+        return f"pip install {quote(f'{source}{end}')}"
+    go = "" if source == Path.cwd() else f"cd {quote(str(source))} && "
+    pins = "-c constraints.txt " if (source / "constraints.txt").exists() else ""
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"{go}pip install {pins}{editable}{quote(f'.{end}')}"
 
 
 def unknown_name_error(

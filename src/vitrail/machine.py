@@ -2,7 +2,6 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,17 +62,12 @@ def read_proc_kilobytes(path: Path, name: str) -> int:
 
 
 def bound_spinning() -> bool:
-    """Let waiting threads of torch sleep soon; call it before torch is imported. Returns whether it was set.
+    """Let waiting threads of torch sleep soon: `import vitrail` calls it. Returns whether it was set.
 
-    It sets GOMP_SPINCOUNT for this process and its children, unless the user set that or OMP_WAIT_POLICY.
+    It sets GOMP_SPINCOUNT for this process and its children, unless the user set that or OMP_WAIT_POLICY, or torch,
+    which reads it once, is imported already.
     """
-    if any(name in os.environ for name in WAIT_VARIABLES):
-        return False
-    if "torch" in sys.modules:
-        warnings.warn(
-            "bound_spinning has no effect, because torch is imported already; call it before `import torch`",
-            stacklevel=2,
-        )
+    if "torch" in sys.modules or any(name in os.environ for name in WAIT_VARIABLES):
         return False
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     return True

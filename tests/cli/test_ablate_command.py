@@ -119,7 +119,7 @@ def test_signal_saves_the_row_and_says_how_to_resume(number: signal.Signals, cod
     while process.poll() is None and not RunFolder(Path("out/full-0")).read_records():
         time.sleep(0.01)
     process.send_signal(number)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate()
     assert process.returncode == code, err
     assert f"full-0 stopped by {number.name} after step" in err
     assert "run the same command again to resume" in err

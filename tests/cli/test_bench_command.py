@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from vitrail.errors import format_install_command
 from vitrail.study import bench as benches
 from vitrail.study import timing
 from vitrail.study.bench_engines import ModelFiles
@@ -114,4 +115,4 @@ def test_peer_that_cannot_be_imported_is_left_out(vitrail_: Run, model: Path, mo
     result = vitrail_("bench", model, "--peers", "transformers", *QUICK)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith("vitrail: --peers transformers needs transformers, ")
-    assert result.err.endswith("pip install 'vitrail[parity]'\n")
+    assert result.err.endswith(f"{format_install_command('parity')}\n")

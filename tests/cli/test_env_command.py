@@ -41,7 +41,7 @@ def test_env_shows_versions_machine_and_variables(
 def test_a_missing_package_is_named_with_its_extra() -> None:
     assert env.describe_package("no-such-package", "fast") == (
         "no-such-package",
-        "not installed; pip install 'vitrail[fast]'",
+        "not installed; part of the extra fast",
     )
     assert env.describe_package("no-such-package") == ("no-such-package", "not installed")
 

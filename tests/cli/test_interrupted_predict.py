@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,14 +175,12 @@ def test_full_disk_behind_stdout_is_a_one_line_error(model: Path, photos: Path) 
 
 
 def test_a_closed_pipe_ends_the_job_quietly(model: Path, photos: Path, tmp_path: Path) -> None:
-    """As with `| head -1`: the job ends soon and prints no error."""
-    write_photos(tmp_path / "many", 3000)
+    """As with `| head -1`: the job ends before its last file, which would be an error, and prints nothing."""
+    Path(write_photos(tmp_path / "many", 3000)[-1]).write_bytes(b"not an image")
     os.mkfifo("pipe")
     words = ["predict", model, "many", "--format", "jsonl", "--top", 1, *PLAIN]
     process = start_command(words, stdout=Path("pipe"), stderr=Path("stderr"))
     with Path("pipe").open() as stream:
         first = stream.readline()
-        closed = time.monotonic()
     assert (wait_for_exit(process), drop_engine_notes(Path("stderr"))) == (0, "")
     assert json.loads(first)["file"] == "many/00000.png"
-    assert time.monotonic() - closed < 2

@@ -17,6 +17,7 @@ import vitrail
 from vitrail.cli import build_app
 from vitrail.errors import VitrailError
 from vitrail.train.run_folder import RunFolder
+from vitrail.train.throughput import Throughput
 
 TINY = "--model vit_tiny_patch16_224 --set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --set heads=1"
 
@@ -116,11 +117,14 @@ def test_dry_run_reports_the_time_and_writes_nothing(photos: Path, capsys: pytes
     assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
-def test_time_budget_fixes_the_number_of_steps(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(f"--data photos {TINY} --batch 4 --minutes 0.05 --out run --eval-every 0")
+def test_time_budget_fixes_the_number_of_steps(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with 200 seconds per step: the seconds that this test takes make no difference."""
+    speed = Throughput(step_seconds=200.0, evaluation_seconds=100.0, peak_bytes=0)
+    monkeypatch.setattr("vitrail.train.run.measure_throughput", lambda _: speed)  # pyright: ignore[reportUnknownLambdaType]
+    train(f"--data photos {TINY} --batch 4 --minutes 60 --out run --eval-every 0")
     plan = json.loads(Path("run/run.json").read_text())
-    assert plan["steps"] > 10
-    assert plan["recipe"]["minutes"] == 0.05
+    assert plan["steps"] == (3600 * 0.97 - 100) // 200
+    assert plan["recipe"]["minutes"] == 60
     records = RunFolder(Path("run")).read_records()
     assert records[-1]["step"] == plan["steps"]
     with pytest.raises(VitrailError, match=r"add at least .* to `minutes`"):

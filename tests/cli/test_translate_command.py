@@ -15,6 +15,7 @@ from support.command_processes import kill_process, start_command, wait_for_exit
 from support.toy_translation import make_pairs, make_tokenizer, write_text_model
 
 import vitrail
+from vitrail.errors import format_install_command
 from vitrail.predict.output.partial_folder import PartialFolder
 from vitrail.predict.output.translation_files import format_row
 from vitrail.predict.sentence_list import list_sentences
@@ -326,7 +327,9 @@ def test_missing_packages_are_the_command_to_install_them(
 ) -> None:
     make_tokenizer()
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    check_one_line(vitrail_("eval", saved, "--data", "reversal"), "BLEU needs sacrebleu", "pip install 'vitrail[text]'")
+    check_one_line(
+        vitrail_("eval", saved, "--data", "reversal"), "BLEU needs sacrebleu", format_install_command("text")
+    )
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    check_one_line(vitrail_("translate", saved, "1 2"), "tokenizers, which is not installed", "vitrail[text]")
-    check_one_line(vitrail_("train", "--data", "tatoeba"), "tokenizers, which is not installed", "vitrail[text]")
+    check_one_line(vitrail_("translate", saved, "1 2"), "tokenizers, which is not installed", "[text]")
+    check_one_line(vitrail_("train", "--data", "tatoeba"), "tokenizers, which is not installed", "[text]")

@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.fake_notebook import FakeNotebook
 from support.toy_captions import open_toy_captioner
 
+from vitrail import progress
 from vitrail.caption_loading import LoadedCaptionModel
 from vitrail.data.collages import CollageImages
 from vitrail.data.image_items import ImageItem
@@ -73,6 +75,17 @@ def test_batched_is_alone(loaded: LoadedCaptionModel, search: SearchSettings) ->
     )
     assert batched == alone
     assert len(set(batched)) > 1
+
+
+def test_progress_counts_the_images(loaded: LoadedCaptionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = FakeNotebook.install(monkeypatch)
+    monkeypatch.setattr(progress, "MIN_SECONDS", 0)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0)
+    assert len([*Captioner(loaded).caption_all(IMAGES, GREEDY)]) == len(IMAGES)
+    assert f'value="{len(IMAGES)}" max="{len(IMAGES)}"' in notebook.shown[-2]
+    shown = len(notebook.shown)
+    assert [*Captioner(loaded).caption_all(IMAGES[:1], GREEDY, progress=False)]
+    assert len(notebook.shown) == shown
 
 
 def test_beam_search_finds_captions_at_least_as_probable_as_greedy_search(loaded: LoadedCaptionModel) -> None:

@@ -4,7 +4,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ class Doubling:
     name, exact = "toy", True
     threads: int | None = 1
 
-    def __init__(self, streams: int = 1, wait: float = 0.0) -> None:
+    def __init__(self, streams: int = 1, wait: Callable[[], object] = lambda: None) -> None:
         self.streams, self.wait, self.batches = streams, wait, list[int]()
         self.busy = self.most = 0
         self.lock = threading.Lock()
@@ -32,7 +32,7 @@ class Doubling:
             self.busy += 1
             self.most = max(self.most, self.busy)
             self.batches.append(len(pixels))
-        time.sleep(self.wait)
+        self.wait()
         with self.lock:
             self.busy -= 1
         return pixels[:, 0, 0].astype(np.float32) * 2  # (B, 1)
@@ -66,7 +66,8 @@ def test_results_are_in_the_order_of_the_images(batch: int, streams: int) -> Non
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_at_most_as_many_calls_at_once_as_streams(streams: int) -> None:
-    engine = Doubling(streams, wait=0.01)
+    together = threading.Barrier(streams)  # a call ends when as many are running
+    engine = Doubling(streams, wait=together.wait)
     assert len(list(run_pipeline(engine, shown(*range(24)), prepare, 2))) == 24
     assert engine.most == streams
 
@@ -98,7 +99,7 @@ def test_few_images_are_read_ahead() -> None:
 
 
 def test_it_stops_when_closed_early() -> None:
-    before, engine = threading.active_count(), Doubling(wait=0.02)
+    before, engine = threading.active_count(), Doubling(wait=lambda: time.sleep(0.02))
     found: Any = run_pipeline(engine, (ImageItem(n % 200, str(n)) for n in range(10_000)), prepare, 2)
     next(found)
     found.close()

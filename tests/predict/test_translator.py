@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.fake_notebook import FakeNotebook
 from support.toy_translation import make_model, make_pairs, make_tokenizer, write_text_model
 
 import vitrail
+from vitrail import progress
 from vitrail.errors import CheckpointError, ConfigError, DataError
 from vitrail.predict.decoding import greedy
 from vitrail.predict.translator import GREEDY, SearchSettings, Translator
@@ -48,6 +50,17 @@ def test_alone_as_in_a_batch_and_in_order(name: str, beam: int) -> None:
         assert [each.source for each in found] == TEXTS
         assert [each.ids for each in found] == [each.ids for each in alone]
         assert [each.score for each in found] == pytest.approx([each.score for each in alone], abs=1e-4)
+
+
+def test_progress_counts_the_sentences_of_a_list(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = FakeNotebook.install(monkeypatch)
+    monkeypatch.setattr(progress, "MIN_SECONDS", 0)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0)
+    translator.translate(TEXTS[0], beam=1)
+    translator.translate(TEXTS[:2], beam=1, progress=False)
+    assert not notebook.shown
+    translator.translate(TEXTS[:2], beam=1)
+    assert 'value="2" max="2"' in notebook.shown[-2]
 
 
 def test_beam_one_is_greedy_search(translator: Translator) -> None:

@@ -150,7 +150,7 @@ def test_missing_packages_are_named(bare: Path, exported: ExportFinder, photos: 
     checkpoint = save_toy_model(tmp_path / "model")
     done = run(bare, "-m", "vitrail", "predict", checkpoint, photos / "a.png")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert "this needs torch, which is not installed; run: pip install vitrail. Without it, predict" in done.stderr
+    assert "this needs torch, which is not installed; run: pip install vitrail; without it, predict" in done.stderr
 
 
 def test_help_without_torch(bare: Path) -> None:

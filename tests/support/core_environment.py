@@ -51,4 +51,4 @@ def run_in_core_environment(
         "MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR", ""),
     }
     line = [sys.executable, "-S", "-s", "-W", "error", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=200, env=env, cwd=where)
+    return subprocess.run(line, capture_output=True, text=True, check=False, env=env, cwd=where)

@@ -68,7 +68,7 @@ def run_step(step: Step) -> str:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", path)
-        done = subprocess.run(step.text, shell=True, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(step.text, shell=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

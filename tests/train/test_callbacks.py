@@ -99,10 +99,17 @@ def test_a_notebook_shows_a_bar_and_then_the_evaluations(monkeypatch: pytest.Mon
     assert "<progress" not in notebook.shown[-1]
 
 
-def test_a_script_without_a_terminal_has_no_progress_unless_it_is_requested() -> None:
-    assert open_progress_callback(None) is None
+def test_a_script_without_a_terminal_prints_lines_unless_they_are_turned_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert open_progress_callback(False) is None
-    assert isinstance(open_progress_callback(True), TerminalCallback)
+    for show in (None, True):
+        callback = open_progress_callback(show)
+        assert isinstance(callback, TerminalCallback)
+        callback.on_start(START)
+        callback.on_log(VALIDATION)
+        callback.on_finish()
+        assert capsys.readouterr() == ("", "epoch 1.00  step 50  validation: top-1 71.25%  loss 0.9000\n")
 
 
 def test_tensorboard_receives_the_scalars(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_signal_saves_a_checkpoint_and_sets_the_exit_code(
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate()
     assert process.returncode == code, err
     assert "Traceback" not in err + out
     assert f"--resume {tmp_path / 'run'}" in err

@@ -5,12 +5,12 @@ import os
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train_fit import PLAIN, data, model
+from test_train_fit import PLAIN, StopAt, data, model
 
 from vitrail.cli import build_app
 from vitrail.data.preprocessing import Preprocessing
@@ -21,6 +21,7 @@ from vitrail.recipes.recipe import LoopSettings
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.image_task import open_image_source
 from vitrail.train import thread_choice
+from vitrail.train.fit import fit
 from vitrail.train.plan import Plan
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.thread_choice import (
@@ -54,14 +55,15 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
-    """Seconds per step by number of threads, as if measured."""
+    """Seconds per step by number of threads, as if measured, whatever the length of the run."""
+    monkeypatch.setattr(thread_choice, "is_short_run", lambda _: False)  # pyright: ignore[reportUnknownLambdaType]
     found = {2: [0.4, 0.4, 0.4], 1: [0.2, 0.2, 0.2]}
     monkeypatch.setattr(thread_choice, "measure_step_seconds_by_threads", lambda *_: found)  # pyright: ignore[reportUnknownLambdaType]
     return found
 
 
 def make_plan(**changes: Any) -> Plan:
-    given, recipe = model(dropout=0.1), changes.pop("recipe", LONG)
+    given, recipe = changes.pop("given", None) or model(dropout=0.1), changes.pop("recipe", LONG)
     source = open_image_source(Classification(given), data(), recipe, Preprocessing(image_size=16, crop=1.0))
     return Plan(task=Classification(given), source=source, recipe=recipe, **changes)
 
@@ -117,8 +119,10 @@ def test_nothing_is_measured_if_the_choice_is_given_or_the_run_is_short(monkeypa
 
     monkeypatch.setattr(thread_choice, "measure_step_seconds_by_threads", forbidden)
     assert choose_threads(make_plan(), 3) == ThreadChoice(3, "as given")
-    few = replace(LONG, loop=LoopSettings(batch=8, epochs=1))
-    assert choose_threads(make_plan(recipe=few)).threads == 2
+    monkeypatch.setattr(thread_choice, "measure_one_step", lambda _: 0.1)  # pyright: ignore[reportUnknownLambdaType]
+    assert choose_threads(make_plan(fixed_steps=99)) == ThreadChoice(2, "not measured for 99 steps")
+    monkeypatch.setattr(thread_choice, "measure_one_step", forbidden)
+    assert choose_threads(make_plan(fixed_steps=1)) == ThreadChoice(2, "not measured for 1 step")
     compiled = replace(LONG, loop=replace(LONG.loop, compile=True))
     assert choose_threads(make_plan(recipe=compiled)).threads == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -174,6 +178,53 @@ def test_run_records_its_threads_and_resume_uses_them(
     assert RunFolder(Path("run")).load_plan()["threads"] == 1
 
 
+class RecordThreads(StopAt):
+    """Records torch's number of threads at each step, and never stops."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.seen = set[int]()
+
+    def on_step(self, step: int) -> None:
+        super().on_step(step)
+        self.seen.add(torch.get_num_threads())
+
+
+def test_fit_measures_threads_and_restores_those_of_the_caller(measured: dict[int, list[float]]) -> None:
+    for given, used in ((None, 1), (2, 2)):
+        callback = RecordThreads()
+        result = fit(model(), data(), LONG, steps=10, callbacks=callback, device="cpu", threads=given)
+        assert (callback.seen, result.threads) == ({used}, used)
+        assert torch.get_num_threads() == 2
+    with pytest.raises(KeyboardInterrupt):
+        fit(model(), data(), LONG, steps=10, callbacks=StopAt(1), device="cpu")
+    assert torch.get_num_threads() == 2
+    for wrong in (0, True, "2", 10**6):
+        with pytest.raises(ConfigError, match="threads"):
+            fit(model(), data(), LONG, threads=cast(Any, wrong))
+
+
+def test_fit_records_the_threads_of_a_run_and_resumes_with_them(
+    tmp_path: Path, measured: dict[int, list[float]]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(model(), data(), LONG, steps=10, callbacks=StopAt(4), run=tmp_path / "run", device="cpu")
+    assert RunFolder(tmp_path / "run").load_plan()["threads"] == 1
+    measured[2] = [0.01]
+    for given, used in ((None, 1), (2, 2)):
+        assert fit(model(), data(), LONG, steps=10, run=tmp_path / "run", device="cpu", threads=given).threads == used
+    own = RunFolder(tmp_path / "own")  # it has no run.json to record a number in
+    assert fit(model(), data(), LONG, steps=10, run=own, device="cpu").threads == 2
+
+
+def test_fit_takes_a_model_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: Any = model()
+    given.cached = given.head.weight * 2  # a tensor with a history
+    assert choose_threads(make_plan(given=given)).reason.startswith("not measured: Classification cannot be copied")
+    given.cached = (number for number in range(3))
+    assert fit(given, data(), LONG, steps=10, device="cpu", progress=False).threads == 2
+
+
 def test_measuring_threads_keeps_the_run_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(thread_choice, "list_candidate_thread_counts", lambda _: [1])  # pyright: ignore[reportUnknownLambdaType]
@@ -186,7 +237,7 @@ def test_measuring_threads_keeps_the_run_bit_identical(tmp_path: Path, monkeypat
 
 def test_invalid_thread_counts_are_refused() -> None:
     for threads in (0, -1, 10**6):
-        with pytest.raises(ConfigError, match=f"`threads` is {threads}; expected auto, or a number from 1"):
+        with pytest.raises(ConfigError, match=f"`threads` is {threads}; expected a number from 1"):
             choose_threads(make_plan(), threads)
     for recorded in (0, "2", True, 1e9, None):
         with pytest.raises(CheckpointError, match=r"run was trained on .* threads; expected a number from 1"):

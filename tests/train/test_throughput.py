@@ -68,7 +68,8 @@ def test_progressive_resizing_changes_size_at_early_share() -> None:
 
 
 def test_fit_takes_a_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.train.throughput.MIN_TIMED_SECONDS", 0.0)
-    result = fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=8, minutes=0.05, eval_every=0)), device="cpu")
-    assert result.steps >= 1
+    speed = Throughput(step_seconds=600.0, evaluation_seconds=20.0, peak_bytes=0)
+    monkeypatch.setattr("vitrail.train.throughput.measure_throughput", lambda _: speed)  # pyright: ignore[reportUnknownLambdaType]
+    result = fit(model(), data(), replace(PLAIN, loop=LoopSettings(batch=8, minutes=60, eval_every=0)), device="cpu")
+    assert result.steps == (3600 * 0.97 - 20) // 600
     assert result.evaluation is not None

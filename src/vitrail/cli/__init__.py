@@ -19,8 +19,7 @@ from vitrail import __version__
 from vitrail.cli.options.groups import COMMON, TASKS
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
 from vitrail.cli.usage_errors import check_command, describe_usage_error
-from vitrail.errors import VitrailError, VitrailWarning, describe_error
-from vitrail.machine import bound_spinning
+from vitrail.errors import VitrailError, VitrailWarning, describe_error, format_install_command
 from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 from vitrail.tasks import PRETRAINING_TASKS
 from vitrail.text import escape_unprintable
@@ -100,8 +99,6 @@ def print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def main() -> NoReturn:
     """Run the command. An error that a user can fix is one line on stderr and exit code 2."""
-    if "torch" not in sys.modules:  # it is imported where a test or a notebook calls this
-        bound_spinning()
     sys.stdout, sys.stderr = sys.stdout or open_devnull(), sys.stderr or open_devnull()  # `>&-` closes them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -129,8 +126,8 @@ def main() -> NoReturn:
         if error.name not in OPTIONAL_PACKAGES:
             raise
         print(
-            f"vitrail: this needs {error.name}, which is not installed; run: pip install vitrail. Without it, predict, "
-            "embed and bench work on a folder that `vitrail export` wrote",
+            f"vitrail: this needs {error.name}, which is not installed; run: {format_install_command()}; without it, "
+            "predict, embed and bench work on a folder that `vitrail export` wrote",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -52,11 +52,11 @@ def env(*, as_json: flags.Json = False) -> None:
 
 
 def describe_package(name: str, extra: str | None = None) -> tuple[str, str]:
-    """Its name and its version, or how to install it."""
+    """Its name and its version, or the extra that installs it."""
     try:
         return name, version(name)
     except PackageNotFoundError:
-        return name, "not installed" if extra is None else f"not installed; pip install 'vitrail[{extra}]'"
+        return name, "not installed" if extra is None else f"not installed; part of the extra {extra}"
 
 
 def describe_caches() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Describe images: images in, captions out, by greedy search, beam search or sampling."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from vitrail.models.checks import check_count
 from vitrail.models.text_contract import Memory, TextModel
 from vitrail.predict.decoding import Hypothesis, Penalty
 from vitrail.predict.translator import SearchSettings
+from vitrail.progress import progress_bar
 
 MAX_CAPTION_TOKENS = 60  # by default
 
@@ -115,15 +116,23 @@ class Captioner:
             raise found
         return found
 
-    def caption_all(self, images: Iterable[Any], search: SearchSettings | None = None) -> Iterator[Caption]:
-        """One caption per image, in order, a batch at a time; an unreadable image is a DataError."""
+    def caption_all(
+        self, images: Iterable[Any], search: SearchSettings | None = None, *, progress: bool | None = None
+    ) -> Iterator[Caption]:
+        """One caption per image, in order, a batch at a time; an unreadable image is a DataError.
+
+        By default, a progress bar is shown in a notebook and on a terminal.
+        """
         if isinstance(images, str | bytes | Path):
             raise ConfigError(f"images is one {type(images).__name__}; expected several in a list")
         items = (ImageItem(each, str(each) if isinstance(each, str | Path) else "") for each in images)
-        for found in self.iterate(items, search or SearchSettings()):
-            if isinstance(found, DataError):
-                raise found
-            yield found
+        total = len(images) if isinstance(images, Sized) else None
+        with progress_bar(total, "images", show=progress) as advance:
+            for found in self.iterate(items, search or SearchSettings()):
+                if isinstance(found, DataError):
+                    raise found
+                yield found
+                advance(1)
 
     def iterate(self, images: Iterable[ImageItem], search: SearchSettings) -> Iterator[Caption | DataError]:
         """A caption for each image, in order; an unreadable image has its error instead."""

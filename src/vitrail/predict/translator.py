@@ -17,6 +17,7 @@ from vitrail.models.text_contract import Memory, TextModel
 from vitrail.predict.beam_search import beam_search
 from vitrail.predict.decoding import Hypothesis, Penalty, check_beam, check_penalty, greedy
 from vitrail.predict.sampling import check_sampling, sample
+from vitrail.progress import progress_bar
 from vitrail.text import format_count
 from vitrail.text_loading import LoadedTextModel, open_text_model
 
@@ -142,12 +143,14 @@ class Translator:
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int = 0,
+        progress: bool | None = None,
     ) -> Any:
         """The Translation of a sentence, or a list of them for a list of sentences, in the same order.
 
         `beam` 1 is greedy search. With `n_best`, the next best translations are the `alternatives` of the best one.
         The log-probability is divided by the `penalty`: "gnmt" ((5 + length)/6)^alpha, or "length" length^alpha.
         `length` limits the tokens of a translation. With `temperature`, `top_k` or `top_p`, tokens are drawn at random.
+        By default, the progress of a list is a bar in a notebook and on a terminal.
         """
         search = SearchSettings(
             beam=beam,
@@ -162,10 +165,11 @@ class Translator:
         )
         texts = [text] if isinstance(text, str) else check_sentences(text)
         found = list[Translation]()
-        for each in self.iterate(texts, search):
-            if isinstance(each, DataError):
-                raise each
-            found.append(each)
+        with progress_bar(0 if isinstance(text, str) else len(texts), "sentences", show=progress) as advance:
+            for each in self.iterate(texts, search, progress=advance):
+                if isinstance(each, DataError):
+                    raise each
+                found.append(each)
         return found[0] if isinstance(text, str) else found
 
     def iterate(

@@ -22,7 +22,7 @@ from vitrail.data.datasets import DatasetSplits
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, format_install_command
 from vitrail.evaluation.caption_scores import score_captions
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.translation_scores import compute_perplexity, is_sacrebleu_installed, measure_token_loss
@@ -248,7 +248,7 @@ def build_caption(request: Request, context: BuildContext) -> TaskSetup:
     for note in source.notes:
         context.report(f"note   {note}")
     if settings.scored_images and not is_sacrebleu_installed():
-        context.report("note   sacrebleu is not installed: no BLEU at the end; run: pip install 'vitrail[text]'")
+        context.report(f"note   sacrebleu is not installed: no BLEU at the end; run: {format_install_command('text')}")
     name = recipe.model or start.family.name
     return TaskSetup(
         task=task,

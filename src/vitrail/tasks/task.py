@@ -64,6 +64,10 @@ class Source(Protocol):
     ) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
 
 
+class CopyError(ConfigError):
+    """A task that cannot be copied."""
+
+
 class Task(nn.Module):
     """What is trained: a backbone and everything that is trained or averaged with it, and its loss.
 
@@ -175,8 +179,8 @@ class Task(nn.Module):
         """A deep copy with its own weights; the objects in `not_copied` are shared."""
         try:
             return deepcopy(self, {id(each): each for each in self.not_copied})
-        except TypeError as error:  # an open file, a lock, a generator
-            raise ConfigError(
+        except (TypeError, RuntimeError) as error:  # an open file, a lock, a generator; a tensor with a history
+            raise CopyError(
                 f"{type(self).__name__} cannot be copied for `ema` or `minutes`: {describe_error(error)}; expected "
                 "objects that can be copied, or the others in its not_copied"
             ) from None

@@ -18,7 +18,7 @@ from vitrail.data.augment.config import Augmentation
 from vitrail.data.batch import Batch
 from vitrail.data.text.tokenizer import TRAINERS, TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, format_install_command
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.translation_scores import (
     compute_perplexity,
@@ -177,7 +177,7 @@ def build_translation(request: Request, context: BuildContext) -> TaskSetup:
     for note in source.notes:
         context.report(f"note   {note}")
     if settings.bleu_sentences and not is_sacrebleu_installed():
-        context.report("note   sacrebleu is not installed: no BLEU at the end; run: pip install 'vitrail[text]'")
+        context.report(f"note   sacrebleu is not installed: no BLEU at the end; run: {format_install_command('text')}")
     name = recipe.model or start.family.name
     return TaskSetup(
         task=task,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitrail.errors import missing_package_error
-from vitrail.progress import NotebookBar, in_notebook, is_watched
+from vitrail.progress import NotebookBar, in_notebook
 from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import Metric, format_metrics
 
@@ -155,8 +155,8 @@ class NotebookCallback:
 
 
 def open_progress_callback(show: bool | None) -> Callback | None:
-    """The progress of `fit`: by default in a notebook and on a terminal. True: also plain lines elsewhere."""
-    if show is False or (show is None and not is_watched()):
+    """The progress of `fit`: a bar in a notebook or on a terminal, plain lines elsewhere; False: none."""
+    if show is False:
         return None
     return (
         NotebookCallback() if in_notebook() else TerminalCallback(Console(stderr=True, highlight=False, soft_wrap=True))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from vitrail.checkpoint.run_files import CURVES_FILE
+from vitrail.checkpoint.run_files import CURVES_FILE, PLAN_FILE
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.errors import ConfigError
+from vitrail.machine import restore_threads
 from vitrail.models.checks import check_count
 from vitrail.recipes.recipe import Recipe, open_recipe
 from vitrail.tasks.classification import Classification, Objective
@@ -24,6 +25,7 @@ from vitrail.train.loop import FitResult, run_training
 from vitrail.train.plan import Plan
 from vitrail.train.plots import choose_metrics, plot_training_curves
 from vitrail.train.run_folder import RunFolder
+from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads, use_threads
 
 if TYPE_CHECKING:
     from vitrail.data.datasets import DatasetSplits
@@ -45,6 +47,7 @@ def fit(
     steps: int | None = None,
     device: str = "auto",
     workers: int = 0,
+    threads: int | None = None,
     strict: bool = False,
     ranks: Ranks | None = None,
     callbacks: Callback | Sequence[Callback] | None = None,
@@ -56,9 +59,12 @@ def fit(
     model's input, as torchvision's transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that
     `vitrail distill` takes, or a vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder
     for its logits. With `strict` an unreadable image is an error. `run` is a folder for the log and the checkpoints.
-    `ranks` is the result of `join_process_group`, for several processes. By default, without `callbacks`, a progress
-    bar is shown in a notebook
-    and on a terminal.
+    `ranks` is the result of `join_process_group`, for several processes.
+
+    By default, `threads` is measured in about a second on a copy of the model, as `vitrail train` does, from 1 to
+    `torch.get_num_threads()`; a resumed run keeps its number, and the caller's is restored at the end. Without
+    `callbacks`, progress is shown: as a bar in a notebook and on a terminal, elsewhere as a line after each evaluation
+    and every 30 seconds; `progress=False` shows nothing.
 
     >>> model = vitrail.create("vit_tiny_patch16_224", image_size=28, patch_size=7, channels=1, classes=10, depth=1)
     >>> vitrail.fit(model, "fashion", steps=2).steps
@@ -69,8 +75,9 @@ def fit(
     if not isinstance(recipe, Recipe):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(recipe).__name__
         raise ConfigError(f"recipe is a {kind}; expected a name, or vitrail.open_recipe(…).with_settings(…)")
-    if steps is not None:
-        check_count("steps", steps)
+    for name, count in (("steps", steps), ("threads", threads)):
+        if count is not None:
+            check_count(name, count)
     if not isinstance(run, RunFolder | Path | str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"`run` is {run!r}; expected a folder for the log and the checkpoints")
     shown = check_callbacks(callbacks)
@@ -114,14 +121,29 @@ def fit(
     if progress is not None or callbacks is None:
         bar = open_progress_callback(progress) if ranks.is_first else None
         shown = [each for each in (bar, *shown) if each is not None]
-    if not isinstance(run, str | Path):
-        return run_training(plan, run, CallbackList(shown), start=start)
-    folder = RunFolder.open_or_create(Path(run), ranks, {"task": plan.describe_task()})
-    result = run_training(plan, folder, CallbackList(shown), start=start)
+    with restore_threads():
+        plan = use_threads(plan, choose_fit_threads(plan, run, threads))
+        if not isinstance(run, str | Path):
+            return run_training(plan, run, CallbackList(shown), start=start)
+        described = {"task": plan.describe_task(), "threads": plan.threads}
+        folder = RunFolder.open_or_create(Path(run), ranks, described)
+        result = run_training(plan, folder, CallbackList(shown), start=start)
     if ranks.is_first:
         shown = choose_metrics(task.metrics, result.records)
         plot_training_curves({folder.folder.name: result.records}, folder.folder / CURVES_FILE, *shown)
     return result
+
+
+def choose_fit_threads(plan: Plan, run: RunFolder | Path | str | None, threads: int | None) -> int:
+    """The number that is given, else that of the run, else the fastest as measured now; the same for all processes."""
+    asked = "auto" if threads is None else threads
+    if run is None:
+        return choose_threads(plan, asked).threads
+    folder = run if isinstance(run, RunFolder) else RunFolder(Path(run))
+    known = plan.ranks.broadcast_object(folder.load_plan() if (folder.folder / PLAN_FILE).exists() else None)
+    if known is None and folder is not run:
+        return choose_threads(plan, asked).threads
+    return choose_asked_or_recorded_threads(known or {}, asked, str(folder.folder))  # a RunFolder records no number
 
 
 def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:

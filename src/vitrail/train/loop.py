@@ -46,6 +46,7 @@ class FitResult:
     evaluation: Any  # an EvaluationResult: for classification an Evaluation; None without validation examples
     records: list[dict[str, float]]
     skipped: tuple[str, ...]  # why examples could not be read
+    threads: int | None = None  # CPU threads; None: torch's number
 
     def __repr__(self) -> str:
         result = "not evaluated" if self.evaluation is None else self.evaluation.format_headline()
@@ -79,7 +80,9 @@ def run_training(
             with wrap_dead_worker_errors(plan.workers, lost), wrap_lost_rank_errors(ranks, lost):
                 loop.run_steps(received_signals)
     skipped = set[str]().union(*ranks.all_gather_objects(loop.skipped))
-    return FitResult(trainer.finish(), trainer.steps_done, loop.evaluation, loop.records, tuple(sorted(skipped)))
+    return FitResult(
+        trainer.finish(), trainer.steps_done, loop.evaluation, loop.records, tuple(sorted(skipped)), plan.threads
+    )
 
 
 class StoppedError(VitrailError):

@@ -13,8 +13,6 @@ from pathlib import Path
 from shlex import quote
 from time import monotonic
 
-import torch
-
 from vitrail.checkpoint.run_files import CURVES_FILE, FIGURES_FOLDER, MODEL_FOLDER, is_run_finished
 from vitrail.distributed import Ranks, join_process_group, resolve_device
 from vitrail.errors import CheckpointError, ConfigError
@@ -37,7 +35,7 @@ from vitrail.train.resume import check_unchanged_and_list_warnings
 from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
 from vitrail.train.run_list import extract_name_or_empty
 from vitrail.train.runtime import Runtime
-from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads
+from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads, use_threads
 from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
 
 MAX_LISTED_EXAMPLES = 10  # skipped examples that are named
@@ -169,12 +167,6 @@ def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: b
     plan = plan_request(request, context)
     workers = choose_worker_count(plan.source, runtime.workers, ranks)
     return replace(plan, workers=workers, strict=runtime.strict)
-
-
-def use_threads(plan: Plan, threads: int) -> Plan:
-    """Set torch's number of threads, and record it in the plan: sums depend on it."""
-    torch.set_num_threads(threads)
-    return replace(plan, threads=threads)
 
 
 def choose_worker_count(source: Source, requested: int | None, ranks: Ranks) -> int:

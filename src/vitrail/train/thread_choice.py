@@ -6,7 +6,7 @@ fewer are faster. About one second of training steps is enough to decide.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil
 from statistics import median
@@ -17,6 +17,8 @@ import torch
 
 from vitrail.errors import CheckpointError, ConfigError
 from vitrail.machine import MAX_THREADS, count_cores, restore_threads
+from vitrail.tasks.task import CopyError
+from vitrail.text import format_count
 from vitrail.train.plan import Plan
 from vitrail.train.throughput import start_trial
 
@@ -27,6 +29,7 @@ ROUNDS = 3  # minimum; a round has one block per number of threads
 CLEAR = 1.3  # this many times as fast in every block: stop early
 HOPELESS = 3.0  # this many times as slow as the best in the first round: not measured again
 GAIN = 1.02  # more threads must be this many times as fast, since they slow down other processes
+FEWEST = 10  # steps; measuring takes about as many
 FEW = 100  # steps; a run with fewer that also takes less than SHORT_RUN seconds is not worth measuring
 SHORT_RUN = 10.0
 SHORT = 1.0  # the same in minutes, for a run with a time budget
@@ -61,16 +64,25 @@ def choose_threads(plan: Plan, asked: int | Literal["auto"] = "auto") -> ThreadC
         return ThreadChoice(1, "torch may use one core")
     if loop.compile:
         return ThreadChoice(most, "not measured, since the model would be compiled for each number")
-    if loop.minutes is None and plan.steps < FEW and measure_one_step(plan) * plan.steps < SHORT_RUN:
-        return ThreadChoice(most, f"not measured for {plan.steps} steps")
     if loop.minutes is not None and loop.minutes < SHORT:
         return ThreadChoice(most, f"not measured for {loop.minutes:.2g} minutes")
-    blocks = measure_step_seconds_by_threads(plan, list_candidate_thread_counts(most))
+    try:
+        if loop.minutes is None and is_short_run(plan):
+            return ThreadChoice(most, f"not measured for {format_count(plan.steps, 'step')}")
+        blocks = measure_step_seconds_by_threads(plan, list_candidate_thread_counts(most))
+    except CopyError as error:
+        return ThreadChoice(most, f"not measured: {error}")
     per_step, unit = (loop.batch, "images") if plan.task.unit == "images" else (1, "steps")  # a batch may vary in size
     speeds = {threads: per_step / median(seconds) for threads, seconds in blocks.items()}
     best = choose_fewest_fast_threads(speeds)
     others = ", ".join(f"{each} thread{'s' * (each > 1)} {speeds[each]:,.4g}" for each in speeds if each != best)
     return ThreadChoice(best, f"{speeds[best]:,.4g} {unit}/s, {others}")
+
+
+def use_threads(plan: Plan, threads: int) -> Plan:
+    """Set torch's number of threads, and record it in the plan: sums depend on it."""
+    torch.set_num_threads(threads)
+    return replace(plan, threads=threads)
 
 
 def choose_asked_or_recorded_threads(recorded: Mapping[str, Any], asked: int | Literal["auto"], where: str) -> int:
@@ -85,7 +97,9 @@ def choose_asked_or_recorded_threads(recorded: Mapping[str, Any], asked: int | L
 
 def check_threads(threads: int) -> int:
     if not 1 <= threads <= MAX_THREADS:
-        raise ConfigError(f"`threads` is {threads}; expected auto, or a number from 1 to {MAX_THREADS}")
+        raise ConfigError(
+            f"`threads` is {threads}; expected a number from 1 to {MAX_THREADS}, or nothing to measure it"
+        )
     return threads
 
 
@@ -110,6 +124,11 @@ def measure_step_seconds_by_threads(plan: Plan, numbers: Sequence[int]) -> Block
         if trainer.task.early_share:  # with progressive resizing, the large images take most of the time
             trainer.steps_done = trainer.steps - 1000
         return time_interleaved_steps(lambda: trainer.step(batches), numbers)
+
+
+def is_short_run(plan: Plan) -> bool:
+    """Whether training takes about as long as measuring."""
+    return plan.steps < FEWEST or (plan.steps < FEW and measure_one_step(plan) * plan.steps < SHORT_RUN)
 
 
 def measure_one_step(plan: Plan) -> float:

@@ -71,7 +71,7 @@ def seconds(most: int) -> Generator[None]:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(most)
+    signal.alarm(most)  # wall time, since code that blocks takes no CPU time
     try:
         yield
     finally:
@@ -182,7 +182,7 @@ def test_only_regular_files_are_opened(kind: str, link: bool, tmp_path: Path, mo
     if link:
         Path("link.jpg").symlink_to(place)
         place = Path("link.jpg")
-    with seconds(20):
+    with seconds(200):
         assert message in refused(place)
         assert message in refused(str(place))
         assert estimate_decoded_bytes(FileDataset([place], [0], ["a"])) == 0
@@ -192,7 +192,7 @@ def test_growing_file_is_read_up_to_the_limit(tmp_path: Path) -> None:
     growing = Path("/proc/self/pagemap")  # reports no size and never ends
     if not growing.exists():
         pytest.skip("needs /proc")
-    with seconds(20), pytest.raises(DataError, match="expected"):
+    with seconds(200), pytest.raises(DataError, match="expected"):
         decode_for_model(growing, PLAIN, ImageLimits(bytes=2**16))
     path = tmp_path / "a.png"
     path.write_bytes(encode_test_image("PNG", 8, 8))

@@ -2,7 +2,7 @@
 
 import gzip
 from pathlib import Path
-from time import monotonic
+from time import process_time
 
 import pytest
 from support.special_files import SPECIAL_FILES
@@ -53,10 +53,10 @@ def test_damaged_files_give_one_line(tmp_path: Path, data: bytes, match: str) ->
 def test_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     """120 MB in a file of half a megabyte."""
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"a b c\n" * 20_000_000, 1))
-    started = monotonic()
+    started = process_time()
     with pytest.raises(DataError, match=r"a\.gz of [\d,]+ bytes would unpack to more than [\d,]+; expected sentences"):
         read_sentences(tmp_path / "a.gz")
-    assert monotonic() - started < 5
+    assert process_time() - started < 5
 
 
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable
-from time import monotonic
+from time import process_time
 from typing import Any
 
 import pytest
@@ -95,12 +95,12 @@ def test_hostile_files_are_refused(good: str, name: str) -> None:
     change, match = HOSTILE[name]
     data = json.loads(good)
     change(data)
-    started = monotonic()
+    started = process_time()
     with pytest.raises(CheckpointError, match=match) as caught:
         use(json.dumps(data))
     assert str(caught.value).startswith("tokenizer.json is not a usable tokenizer: ")
     assert "\n" not in str(caught.value)
-    assert monotonic() - started < 5
+    assert process_time() - started < 5
 
 
 SLOW_PATTERNS = (
