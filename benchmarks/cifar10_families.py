@@ -20,8 +20,9 @@ from cyclopts import Parameter, run
 from rich.progress import track
 
 import vitrail
-from vitrail.figures import BLUE, RED, new_figure, save_figure, style_axes
+from vitrail.figures import new_figure, save_figure, style_axes
 from vitrail.inspection.summary import summarize
+from vitrail.style import BLUE, RED
 from vitrail.text import format_table
 from vitrail.train.run_folder import RunFolder
 

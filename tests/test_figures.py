@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.figures import CaptionedFigure, new_figure, sanitize_label
+from vitrail.figures import CaptionedFigure, new_figure, sanitize_label, wrap_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,4 +107,29 @@ def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_sanitize_label() -> None:
     assert sanitize_label("ants & bees") == "ants & bees"
     assert sanitize_label("蜂\n\udcff") == "□□□"
-    assert sanitize_label("a" * 40, 10) == "a" * 9 + "…"
+    assert sanitize_label("run-with-seed-0", 11) == "run-w…eed-0", "names differ at their ends"
+    assert [sanitize_label("abcdef", length) for length in (6, 5, 2, 1)] == ["abcdef", "ab…ef", "a…", "…"]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", [""]),
+        ("short", ["short"]),
+        ("deit_tiny_patch16_224", ["deit_tiny_", "patch16_224"]),
+        ("one of two words", ["one of two", "words"]),
+        ("a" * 30, ["a" * 11, "…" + "a" * 10]),
+    ],
+)
+def test_labels_are_wrapped_after_punctuation(text: str, lines: list[str]) -> None:
+    assert wrap_label(text, 11).split("\n") == lines
+
+
+@pytest.mark.parametrize("text", ["x" * 99, "many words " * 9, "path/to/a.file-of_any/kind" * 3, "…", "a " * 40])
+def test_wrapped_labels_have_both_ends_and_fit(text: str) -> None:
+    for width, most in ((3, 1), (7, 2), (20, 3)):
+        found = wrap_label(text, width, most).split("\n")
+        assert len(found) <= most
+        assert max(map(len, found)) <= width
+        assert found[0][0] == text[0]
+        assert found[-1][-1] in (text.rstrip()[-1], "…")

@@ -25,7 +25,7 @@ from vitrail.data.array_dataset import ArrayDataset
 from vitrail.data.augment.config import Augmentation
 from vitrail.data.loader import BatchDataset, BatchIndices
 from vitrail.data.rng import make_view_keys
-from vitrail.figures import BLUE, GREY, RED, new_figure
+from vitrail.figures import new_figure
 from vitrail.recipes.pretraining_settings import (
     ByolSettings,
     DinoSettings,
@@ -34,6 +34,7 @@ from vitrail.recipes.pretraining_settings import (
     SimClrSettings,
     SimMimSettings,
 )
+from vitrail.style import BLUE, GREY, RED
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.esvit import match_patches
 from vitrail.tasks.pretraining.mpp import classify_colours, draw_corruption, fill_cells

@@ -1,5 +1,6 @@
-"""Shared figure code: colours, styles and figures with captions and data. Needs matplotlib."""
+"""Shared figure code: figures with captions and data, axes and labels. Needs matplotlib."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import ConfigError, missing_package_error
 from vitrail.files import make_folder, write_atomically
+from vitrail.style import FIGURE_DPI, TITLE_POINTS
 from vitrail.text import escape_unprintable
 
 if TYPE_CHECKING:
@@ -17,10 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
-BLUE, RED, GREY = "#2f6db3", "#d1495b", "#8a8f98"
-COLOURS = (BLUE, "#e08e2b", "#2a9d6f", RED, "#7b5ea7", "#8c6d46", "#d96fae", "#5f6670", "#a8a532", "#35a7b8")
-COLOUR_MAP = "viridis"  # readable with colour blindness and in greyscale
-FIGURE_WIDTH = 9.0  # inches, the same for all figures of a page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +96,47 @@ def new_figure(width: float, height: float, layout: Literal["constrained", "comp
         from matplotlib.figure import Figure
     except ImportError:
         raise missing_package_error("drawing a figure", "matplotlib") from None
-    return Figure(figsize=(width, height), dpi=130, layout=layout, facecolor="white")  # in dark pages too
+    return Figure(figsize=(width, height), dpi=FIGURE_DPI, layout=layout, facecolor="white")  # in dark pages too
 
 
 def style_axes(axes: "Axes", title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_title(title, fontsize=TITLE_POINTS, loc="left")
 
 
-def sanitize_label(text: str, max_length: int = 30) -> str:
-    """Cut a long label and replace characters that the font has no glyph for with □, which avoids warnings."""
+def sanitize_label(text: str, max_length: int = 60) -> str:
+    """Shorten a long label in the middle, since names differ at their ends; replace what the font lacks with □."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     font = get_font(findfont(FontProperties()))
-    shortened = text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+    end = (max_length - 1) // 2
+    shortened = text if len(text) <= max_length else f"{text[: max_length - 1 - end]}…{text[len(text) - end :]}"
     return "".join(each if each.isprintable() and font.get_char_index(ord(each)) else "□" for each in shortened)
+
+
+def wrap_label(text: str, width: int, max_lines: int = 2) -> str:
+    """Break a label into lines of at most `width` characters, after spaces and punctuation where there are any."""
+    for length in range(width * max_lines, 0, -1):
+        lines = [""]
+        for word in re.findall(r"[^\s,./_…-]*[\s,./_…-]*", sanitize_label(text, length)):
+            if lines[-1] and len(lines[-1] + word.rstrip()) > width:
+                lines.append("")
+            lines[-1] += word
+            while len(lines[-1].rstrip()) > width:
+                lines[-1:] = lines[-1][:width], lines[-1][width:]
+        if len(lines) <= max_lines:
+            return "\n".join(each.rstrip() for each in lines)
+    return sanitize_label(text, width)
+
+
+def measure_text(text: str, points: float) -> float:
+    """The width of a line of text in inches."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+    font.set_size(points, 72)
+    font.set_text(text)
+    return font.get_width_height()[0] / 64 / 72
 
 
 def save_figure(figure: "Figure", path: Path, *, title: str = "", caption: str = "") -> None:

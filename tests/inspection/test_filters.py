@@ -114,7 +114,7 @@ def test_zero_is_drawn_as_mid_grey() -> None:
 def test_figure(shape: tuple[int, ...], words: str) -> None:
     components, shares = principal_filters(normal(*shape))
     captioned = plot_filters(components, shares)
-    check_figure(captioned, "component: share of the filters' variance (%)", f"0: {100 * shares[0]:.1f} %")
+    check_figure(captioned, "principal component: share of the filters' variance", f"0: {shares[0]:.1%}")
     assert words in captioned.caption
     assert f"{shares.sum():.1%} of the filters' variance" in captioned.caption
     figure = captioned.draw()

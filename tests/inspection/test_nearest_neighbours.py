@@ -11,8 +11,8 @@ from support.toy_datasets import write_image
 
 import vitrail
 from vitrail.errors import ConfigError, DataError
-from vitrail.figures import COLOURS, RED
 from vitrail.inspection.nearest_neighbours import MostSimilar, NeighbourSearch, normalise_rows
+from vitrail.style import PALETTE, RED
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -78,7 +78,7 @@ def test_neighbours_of_images(model: Any, photos: Path, tmp_path: Path, monkeypa
     known = [each.image.label == "ants" for each in search.neighbours[0]]
     assert f"{sum(known)} of 3 are of the query's class" in figure.caption
     frames: list[Any] = [patch.get_edgecolor()[:3] for patch in figure.draw().axes[0].patches]
-    expected = [COLOURS[2] if same else RED for same in known]
+    expected = [PALETTE[2] if same else RED for same in known]
     for frame, colour in zip(frames[1:4], expected, strict=True):
         np.testing.assert_allclose(frame, [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
 

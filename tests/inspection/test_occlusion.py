@@ -110,7 +110,7 @@ def test_figure(images: int, shares: int) -> None:
         np.asarray(axes.lines[-1].get_xydata(), dtype=float), np.stack((100 * x, most.mean(0)), 1)
     )
     at = (least - most).mean(0).argmax()
-    values = f"{most.mean(0)[at]:.3f} without the most attended, {least.mean(0)[at]:.3f} without the least"
+    values = f"{most.mean(0)[at]:.1%} without the most attended, {least.mean(0)[at]:.1%} without the least"
     assert f"at {x[at]:.0%} of the patches: {values}" in figure.caption
     assert ("standard error" in figure.caption) == (images > 1)
     assert set(figure.arrays) == {"shares", "most", "least", "chance"}
@@ -119,7 +119,7 @@ def test_figure(images: int, shares: int) -> None:
 def test_caption_of_a_misleading_map() -> None:
     shares, most, least = np.array([0.5]), np.array([[0.75]]), np.array([[0.25]])
     expected = (
-        "at 50% of the patches: 0.750 without the most attended, 0.250 without the least attended. Mean over 1 image."
+        "at 50% of the patches: 75.0% without the most attended, 25.0% without the least attended. Mean over 1 image."
     )
     assert expected in plot_occlusion(shares, most, least, most, removal_method="left out").caption
 

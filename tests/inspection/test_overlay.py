@@ -13,6 +13,7 @@ from vitrail.inspection.overlay import (
     MAX_WIDE_PANELS,
     blend_map_with_photo,
     draw_overlay,
+    find_strongest,
     shrink_photo_and_box,
 )
 
@@ -147,6 +148,22 @@ def test_query_patch_is_outlined() -> None:
     assert axes.lines[0].get_color() != axes.lines[1].get_color()
     assert sorted(set(photo_axes.lines[0].get_xdata())) == pytest.approx([-0.5, 59.5])  # the frame of the model's input
     assert photo_axes.get_title() == "dashed: model input"
+
+
+@pytest.mark.parametrize("shade", [0, 255])
+def test_strongest_patches_are_outlined_on_any_background(shade: int) -> None:
+    """Of 20 patches, one has an outline, of its own four edges, in black and white."""
+    panel = np.zeros((1, 1, 4, 5))
+    panel[0, 0, 1, 3] = 1
+    plain = np.full((40, 50, 3), shade, np.uint8)
+    figure = draw_overlay(plain, (0, 0, 50, 40), panel, [["map"]], "a", "attention")
+    under, over = figure.axes[1].collections
+    assert under.get_linewidths()[0] > over.get_linewidths()[0]
+    assert {each.get_edgecolor()[0][:3].sum() for each in (under, over)} == {0, 3}
+    points = np.concatenate(over.get_segments())
+    assert (points.min(0).tolist(), points.max(0).tolist(), len(points)) == ([29.5, 9.5], [39.5, 19.5], 8)
+    assert figure.axes[-1].get_ylabel() == "attention\noutlined: the strongest 5%"
+    assert not find_strongest(np.ones((4, 5))).any()
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.errors import ConfigError
 from vitrail.inspection.position_similarity import (
+    compare_near_and_far,
     find_position_table,
     plot_position_similarity,
     position_similarity,
     tile_maps,
 )
 from vitrail.layers.positions import sinusoid_1d
+from vitrail.style import DIVERGING_MAP, SEQUENTIAL_MAP
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 TOY: dict[str, Any] = {"width": 16, "depth": 2, "heads": 2, "classes": 2}
@@ -137,11 +139,21 @@ def test_figure(grid: tuple[int, int]) -> None:
     figure = plot_position_similarity(similarity)
     check_figure(figure, "patch column", "patch row", "cosine similarity")
     assert ("evenly spaced" in figure.caption) == (max(grid) > 16)
+    assert ("too small to show" in figure.caption) == (min(grid) < 6)
     axes, bar = figure.draw().axes
-    low, high = axes.images[0].get_clim()
-    assert (low, high) == (min(0, similarity.min()), 1)
+    signed = similarity.min() < 0
+    assert axes.images[0].get_clim() == (-int(signed), 1), (
+        "0 is in the middle of the colors if there are negative values"
+    )
+    assert axes.images[0].get_cmap().name == (DIVERGING_MAP if signed else SEQUENTIAL_MAP)
     assert np.array_equal(figure.arrays["similarity"], similarity)
-    assert bar.get_ylabel() == "cosine similarity"
+    assert "cosine similarity" in (bar.get_xlabel(), bar.get_ylabel())
+
+
+def test_near_and_far_patches() -> None:
+    """In a row of three patches, two pairs share an edge, and one pair does not."""
+    similarity = np.array([[1, 0.5, -0.2], [0.5, 1, 0.7], [-0.2, 0.7, 1]]).reshape(1, 3, 1, 3)
+    assert compare_near_and_far(similarity) == pytest.approx((0.6, -0.2))
 
 
 def test_caption_says_how_many_tiles_are_shown() -> None:

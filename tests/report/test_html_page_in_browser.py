@@ -9,8 +9,9 @@ import pytest
 from support.browser_pages import COLOUR_SCHEMES, WINDOW_WIDTHS, find_page_faults, open_in_browser
 
 from vitrail.cli import build_app
-from vitrail.figures import COLOUR_MAP, FIGURE_WIDTH, CaptionedFigure, new_figure
+from vitrail.figures import CaptionedFigure, new_figure
 from vitrail.report.html_page import PageSection, render_page, write_page
+from vitrail.style import FIGURE_WIDTH, SEQUENTIAL_MAP
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -30,9 +31,9 @@ def captioned(kind: Literal["lines", "map", "photo", "dots"], width: float, heig
             axes.plot(rng.random((12, 3)), label=["a", "b", EVIL])
             axes.legend()
         elif kind == "dots":
-            axes.scatter(*rng.random((2, 5000)), s=1, c=rng.random(5000), cmap=COLOUR_MAP)
+            axes.scatter(*rng.random((2, 5000)), s=1, c=rng.random(5000), cmap=SEQUENTIAL_MAP)
         else:
-            axes.imshow(rng.random((5, 8) if kind == "map" else (99, 160, 3)), cmap=COLOUR_MAP)
+            axes.imshow(rng.random((5, 8) if kind == "map" else (99, 160, 3)), cmap=SEQUENTIAL_MAP)
         axes.set(xlabel="depth", ylabel=f"pixels, {EVIL}", title=kind)
         return figure
 

@@ -25,14 +25,14 @@ EVIL = "<script>alert(1)</script>"
 EVIL_NAME = '"><img src=x onerror=alert(1)>.png'
 LABELS = (EVIL, "$\\frac{1}{$ bees & <b>wasps", "a_very_long_class_name_without_a_break_" * 4, "蜂\u202e\x00")
 ALL = (
-    "Mean attention distance",
-    "Occlusion check",
-    "Principal components of the patch features",
-    "Similarity of position embeddings",
-    "Principal components of the first filters",
-    "Token norms",
-    "Similarity of class and distillation tokens",
-    "Similarity of layers (CKA)",
+    "How far each head attends",
+    "How the prediction changes as patches are removed",
+    "Patches colored by their features",
+    "Which positions are similar to the model",
+    "Patterns in the filters of the first layer",
+    "How long the tokens are, by layer",
+    "How similar the class and distillation tokens are",
+    "How similar the layers are",
 )
 
 

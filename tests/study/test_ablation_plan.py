@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from support.figure_checks import check_texts
 from support.toy_datasets import write_class_folders
 
 import vitrail
@@ -17,7 +18,7 @@ from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, AblationPlanner, AblationVariant
 from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
 from vitrail.study.ablation_runs import find_run_state, find_study_folder, list_ablation_runs
-from vitrail.study.plots import save_ablation_plot
+from vitrail.study.plots import draw_ablation
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.train.plan import plan_request
 from vitrail.train.run_folder import RunFolder
@@ -200,10 +201,24 @@ def test_mean_and_standard_deviation(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["points"] == pytest.approx(-25)
     assert "| worse | the full recipe | 30.00 ± 14.14 | -25.00 |" in (tmp_path / "table.md").read_text("utf-8")
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
-    assert save_ablation_plot(table, tmp_path / "ablation.png")
+    assert draw_ablation(table) is not None
     with Image.open(tmp_path / "ablation.png") as drawn:
         assert min(drawn.size) > 200
-    assert not save_ablation_plot(AblationResults(recipe="mine", data="toys", lines=lines[:1]), tmp_path / "none.png")
+    assert draw_ablation(AblationResults(recipe="mine", data="toys", lines=lines[:1])) is None
+
+
+def test_values_are_next_to_their_bars() -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    name = "without-stochastic-depth-and-without-warmup"
+    lines = (line("full", 0.9, 0.91), line("worse", 0.7, 0.72), line(name, 0.95, 0.93), line("bad", failed="NaN"))
+    figure: Any = draw_ablation(AblationResults(recipe="mine", data="toys", lines=lines))
+    check_texts(figure)
+    (axes,) = figure.axes
+    assert [label.get_text().replace("\n", "") for label in axes.get_yticklabels()] == ["worse", name, "bad"]
+    for bar, text, std in zip(axes.patches, axes.texts, (2**0.5, 2**0.5, 0), strict=True):
+        end = bar.get_width() + std * (1 if bar.get_width() >= 0 else -1)  # of the whisker
+        box, edge = text.get_window_extent(), axes.transData.transform((end, 0))[0]
+        assert min(abs(box.x0 - edge), abs(box.x1 - edge)) < 10, text.get_text()  # pixels
 
 
 def test_tables_of_other_tasks_have_their_metric(tmp_path: Path) -> None:
@@ -231,7 +246,7 @@ def test_tables_of_other_tasks_have_their_metric(tmp_path: Path) -> None:
         ("2.0000", "", "1"),
     )
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
-    assert save_ablation_plot(table, tmp_path / "ablation.png")
+    assert draw_ablation(table) is not None
 
 
 def test_runs_of_different_metrics_are_not_compared() -> None:

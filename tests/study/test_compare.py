@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.figure_checks import check_texts
 from support.noisy_weights import add_weight_noise
 from support.toy_datasets import write_class_folders
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from vitrail.evaluation.evaluate import evaluate
 from vitrail.loaded_model import LoadedModel
 from vitrail.study.compare import ComparedModel, compare, predict_classes
 from vitrail.study.compare_results import ClassDistillationSimilarity, Comparison, Voter
-from vitrail.study.plots import save_comparison_plot
+from vitrail.study.plots import draw_comparison, write_comparison
 
 CLASSES = tuple("abcdefg")
 WIDE = Preprocessing(image_size=32, crop=1.0)
@@ -323,13 +324,22 @@ def test_plots(dataset: ArrayDataset, tmp_path: Path) -> None:
     names = ("one", "_hidden", "a $x_1^$", "日本語 \n\x1b", 99 * "long")
     plain, learners = [toy(name) for name in names], [student(name) for name in names]
     for number, models in enumerate(([plain[0]], [learners[0]], [*plain, *learners], 12 * plain)):
-        path = tmp_path / "new" / f"{number}.png"
-        save_comparison_plot(compare(models, dataset), path)
+        _, path = write_comparison(compare(models, dataset), {}, tmp_path / "new" / str(number))
         assert is_drawn(path)
     same = compare([plain[0]], dataset)
     agreed = replace(same, disagreement=((0.0, 0.0), (0.0, 0.0)))
-    save_comparison_plot(agreed, tmp_path / "agreed.png")
-    assert (tmp_path / "agreed.png").exists()
+    assert draw_comparison(agreed).axes
+
+
+def test_long_names_are_not_cut_in_the_plot() -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    names = ["ground truth", *(f"deit_tiny_distilled_patch16_224.fb_in1k.safetensors, head {n}" for n in range(5))]
+    voters = tuple(Voter(name=name, model=name, head=None, accuracy=0.5) for name in names)
+    result = Comparison(data="toys", images=10, voters=voters, disagreement=((0.5,) * 6,) * 6)
+    figure = draw_comparison(result)
+    check_texts(figure)
+    shown = [label.get_text().replace("\n", "").replace(" ", "") for label in figure.axes[0].get_yticklabels()]
+    assert shown == [f"{number}{name}".replace(" ", "") for number, name in enumerate(names)]
 
 
 def test_errors(dataset: ArrayDataset, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from vitrail.study.lesson_plots import (
     plot_sinusoid_positions,
     sinusoid_tables,
 )
+from vitrail.style import DIVERGING_MAP
 
 needs_matplotlib = pytest.mark.usefixtures("matplotlib")
 
@@ -133,6 +134,14 @@ def test_circle_marks_the_patch() -> None:
     rings = [line.get_xydata() for axes in figure.draw().axes for line in axes.lines]
     np.testing.assert_array_equal(np.asarray(rings, dtype=float), 2 * [[[column, row]]])
     assert figure.arrays["cosine_2d"].argmax() == row * 7 + column
+
+
+@needs_matplotlib
+def test_signed_values_have_a_neutral_middle() -> None:
+    images = [image for axes in plot_sinusoid_positions().draw().axes for image in axes.images]
+    signed = [image for image in images if image.get_array().min() < 0]
+    assert len(signed) == 2
+    assert {(image.get_cmap().name, *image.get_clim()) for image in signed} == {(DIVERGING_MAP, -1, 1)}
 
 
 def test_all_lessons_have_formulas() -> None:

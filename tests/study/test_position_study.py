@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from support.figure_checks import check_texts
 
 from vitrail.errors import VitrailError
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import AblationVariant
 from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
-from vitrail.study.plots import save_position_study_plot
+from vitrail.study.plots import draw_position_study
 from vitrail.study.position_study import POSITION_CELLS, PositionStudyResults, plan_position_ablation
 from vitrail.train.plan import plan_request
 
@@ -132,8 +133,10 @@ def test_deviation_by_chance_by_number_of_seeds() -> None:
 def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     result = made((0.5, 0.52), *[(0.6, 0.62)] * 6, ())
-    assert save_position_study_plot(result, tmp_path / "positions.png")
+    figure = draw_position_study(result)
+    assert figure is not None
+    check_texts(figure)
+    result.write(tmp_path)
     with Image.open(tmp_path / "positions.png") as drawn:
         assert min(drawn.size) > 400
-    assert not save_position_study_plot(made((), *[(0.6,)] * 7), tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
+    assert draw_position_study(made((), *[(0.6,)] * 7)) is None

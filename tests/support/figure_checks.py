@@ -1,12 +1,18 @@
 """Checks for every figure: it is drawn completely, as PNG and SVG, with labelled axes."""
 
 from io import BytesIO
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 from PIL import Image
 
 from vitrail.figures import CaptionedFigure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 
 def check_figure(captioned: CaptionedFigure, *labels: str) -> None:
@@ -22,7 +28,8 @@ def check_figure(captioned: CaptionedFigure, *labels: str) -> None:
     drawn = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
     drawn.append(figure.get_supxlabel())
     for label in labels:
-        assert label in drawn
+        assert any(label in each.split("\n") for each in drawn)
+    check_texts(figure)
     around, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert min(around.x0, around.y0) > -0.01, "cut off at the left or the bottom"
     assert around.x1 < width + 0.01, "cut off at the right"
@@ -31,3 +38,33 @@ def check_figure(captioned: CaptionedFigure, *labels: str) -> None:
     assert captioned.caption.endswith(".")
     assert "nan" not in captioned.caption
     assert captioned.arrays
+
+
+def list_texts(figure: "Figure") -> "list[Text]":
+    """All texts that are drawn, after the layout."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    hidden: set[Any] = {
+        text
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for text, place in ((tick.label1, tick.get_loc()), (tick.label2, tick.get_loc()))
+        if not axes.axison or not min(axis.get_view_interval()) <= place <= max(axis.get_view_interval())
+    }
+    found = [text for text in figure.findobj(Text) if isinstance(text, Text)]
+    return [text for text in found if text not in hidden and text.get_visible() and text.get_text().strip()]
+
+
+def check_texts(figure: "Figure") -> None:
+    """No two texts overlap, and none is outside of the figure."""
+    boxes = [(text.get_text(), text.get_window_extent()) for text in list_texts(figure)]
+    for text, box in boxes:
+        assert min(box.x0, box.y0) > -1, text
+        assert box.x1 < figure.bbox.x1 + 1, text
+        assert box.y1 < figure.bbox.y1 + 1, text
+    for (text, box), (other, its_box) in combinations(boxes, 2):
+        across = min(box.x1, its_box.x1) - max(box.x0, its_box.x0)
+        down = min(box.y1, its_box.y1) - max(box.y0, its_box.y0)
+        assert min(across, down) < 1.5, f"{text!r} overlaps {other!r}"  # pixels

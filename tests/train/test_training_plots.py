@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.figure_checks import check_texts
 
 from vitrail.errors import CheckpointError, ConfigError
-from vitrail.evaluation.metrics import MetricAccumulator
+from vitrail.evaluation.metrics import CalibrationBin, MetricAccumulator
 from vitrail.evaluation.plots import (
     draw_confusion_matrix,
     draw_reliability_diagram,
@@ -74,9 +75,9 @@ def test_curves_of_other_metrics() -> None:
     losses, distance = any_axes(draw_training_curves({"one": log}, [fid]))
     assert [len(losses.lines), list(distance.lines[0].get_ydata())] == [2, [90, 45]]
     assert distance.get_title("left") == "validation FID of $10k$ images"
-    assert distance.get_ylabel() == "FID of $10k$ images (lower is better)"
+    assert distance.get_ylabel().replace("\n", " ") == "FID of $10k$ images (lower is better)"
     figure = draw_training_curves({"one": log, "two": make_log(2)}, [fid, TOP1, error])
-    assert [axes.get_title("left") for axes in figure.axes] == [
+    assert [axes.get_title("left").replace("\n", " ") for axes in figure.axes] == [
         "training loss",
         "validation loss",
         "validation FID of $10k$ images",
@@ -89,9 +90,33 @@ def test_curves_of_other_metrics() -> None:
     assert legend_texts(figure) == ["one", "two"]
     assert len(draw_training_curves({"one": log}, [LOSS_METRIC]).axes) == 1
     assert len(draw_training_curves({"one": log, "two": log}, [LOSS_METRIC]).axes) == 2
-    without_losses = [{"epoch": 1, "loss": 1}, {"epoch": 1, "val_fid": 3}]
-    (losses, _) = any_axes(draw_training_curves({"one": without_losses}, [fid]))
+    without_losses = [{"epoch": 1, "loss": 1}, {"epoch": 2, "loss": 1}, {"epoch": 1, "val_fid": 3}]
+    (losses,) = any_axes(draw_training_curves({"one": without_losses}, [fid]))
     assert (len(losses.lines), losses.get_legend()) == (1, None)
+
+
+def test_one_point_is_a_value_and_not_a_panel() -> None:
+    """After one evaluation, its values are in the title, or next to the name of each run."""
+    figure = draw_training_curves({"one": make_log(1)})
+    assert [axes.get_title("left") for axes in figure.axes] == ["loss"]
+    assert figure.get_suptitle() == "validation accuracy (top-1) 50.00%"
+    several = draw_training_curves({"one": make_log(1), "two": make_log(0)})
+    assert [axes.get_title("left") for axes in several.axes] == ["training loss"]
+    assert legend_texts(several) == ["one: validation loss 1.0000, validation accuracy (top-1) 50.00%", "two"]
+    assert draw_training_curves({"empty": []}).get_suptitle() == "no values in the log"
+    assert len(draw_training_curves({"one": make_log(1), "two": make_log(2)}).axes) == 3
+
+
+def test_runs_of_several_tasks_fit_into_the_figure() -> None:
+    """No title or name is cut or covers another."""
+    scores = [Metric(name=f"m{n}", label=f"score {n} of a task with a long name (second version)") for n in range(4)]
+    log = [*make_log(3), *({"epoch": n, **{f"val_m{k}": n for k in range(4)}} for n in (1, 2))]
+    names = [f"a-run-with-a-very-long-and-detailed-name-of-seed-{n}" for n in range(5)]
+    figure = draw_training_curves(dict.fromkeys(names, log), [TOP1, *scores[:2]], scores[2:])
+    check_texts(figure)
+    assert legend_texts(figure) == names
+    titles = [axes.get_title("left").replace("\n", " ") for axes in figure.axes]
+    assert titles[3:] == [*(f"validation {each.label}" for each in scores[:2]), *(each.label for each in scores[2:])]
 
 
 def is_drawn(path: Path) -> bool:
@@ -154,9 +179,27 @@ def test_reliability_diagram(tmp_path: Path) -> None:
     plot_reliability_diagram(tally.compute_evaluation("abc").bins, tmp_path / "reliability.png")
     assert is_drawn(tmp_path / "reliability.png")
     left, right = any_axes(draw_reliability_diagram(tally.compute_evaluation("abc").bins))
-    names = [text.get_text() for text in left.get_legend().get_texts()]
-    assert names == ["accuracy", "gap to the mean confidence", "perfect calibration"]
+    assert legend_texts(left.figure) == [
+        "accuracy (lighter: under 5% of images)",
+        "its 95% interval",
+        "gap to the mean confidence",
+        "perfect calibration",
+    ]
+    check_texts(left.figure)
     assert right.get_title("left") == "50 images by confidence"
+
+
+def test_bins_of_few_images_are_light_and_uncertain() -> None:
+    few = CalibrationBin(low=0.1, high=0.2, images=1, confidence=0.15, accuracy=0.0)
+    many = CalibrationBin(low=0.9, high=1.0, images=99, confidence=0.95, accuracy=90 / 99)
+    left, _ = any_axes(draw_reliability_diagram([few, many]))
+    first, second = left.patches[0], left.patches[2]
+    assert first.get_alpha() < 0.25 * second.get_alpha()
+    for line, each, share in zip(left.lines, (few, many), (0.0, 90 / 99), strict=False):
+        for end in line.get_ydata():  # the shares from which the accuracy is 1.96 standard deviations away
+            assert abs(share - end) == pytest.approx(1.96 * (end * (1 - end) / each.images) ** 0.5, abs=1e-6)
+    assert few.accuracy_interval[1] > 0.7
+    assert CalibrationBin(low=0, high=1, images=0, confidence=None, accuracy=None).accuracy_interval == (0, 1)
 
 
 def test_file_formats(tmp_path: Path) -> None:
@@ -181,7 +224,6 @@ def test_unwritable_path_is_a_one_line_error(tmp_path: Path) -> None:
 def test_missing_glyphs_are_replaced() -> None:
     assert sanitize_label("Käfer") == "Käfer"
     assert sanitize_label("日a\n") == "□a□"
-    assert sanitize_label(31 * "a") == 29 * "a" + "…"
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,7 +245,8 @@ def test_metrics_of_training_have_panels_below() -> None:
         {"epoch": n, "step": n, "loss": 1 / n, "entropy": 0.5, "spread": 0.4, "lr": 1.0, "images_per_second": 9.0}
         for n in (1, 2, 3)
     ]
-    log.append({"epoch": 3, "step": 3, "val_loss": 0.3, "val_knn": 0.6, "val_spread": 0.4, "val_rank": 7.0})
+    evaluated = {"val_loss": 0.3, "val_knn": 0.6, "val_spread": 0.4, "val_rank": 7.0}
+    log += [{"epoch": n, "step": n, **evaluated} for n in (2, 3)]
     counted, others = choose_metrics((LOSS_METRIC, knn, spread, rank), log)
     assert (counted, others) == ([LOSS_METRIC, knn], [spread, rank])
     figure = draw_training_curves({"one": log}, counted, others)

@@ -35,7 +35,7 @@ def look(
 
     Examples::
 
-        vitrail look vit_fashion --images 4
+        vitrail look cct_cifar10 --images 4
         vitrail look vit_fashion --data photos --images 4 -o figures --svg --arrays
 
     Parameters

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import torch
@@ -42,6 +42,16 @@ class CalibrationBin:
     images: int
     confidence: float | None  # mean; None for an empty bin
     accuracy: float | None
+
+    @property
+    def accuracy_interval(self) -> tuple[float, float]:
+        """The 95% interval of the accuracy (Wilson 1927), which is wide for few images; 0 to 1 for none."""
+        n, z, share = self.images, 1.96, self.accuracy or 0.0
+        if not n:
+            return 0.0, 1.0
+        middle, spread = share + z * z / (2 * n), z * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+        low, high = ((middle + sign * spread) / (1 + z * z / n) for sign in (-1, 1))
+        return max(low, 0.0), min(high, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,22 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.evaluation.metrics import CalibrationBin, Evaluation
-from vitrail.figures import (
-    BLUE,
-    FIGURE_WIDTH,
-    GREY,
-    RED,
-    new_figure,
-    sanitize_label,
-    save_figure,
-    style_axes,
-)
+from vitrail.figures import measure_text, new_figure, save_figure, style_axes, wrap_label
 from vitrail.files import write_text
+from vitrail.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, RED, SHARE_MAP, SOFT
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FULL_EVIDENCE = 0.05  # share of the images from which a bin is drawn in full color
 EVALUATION_FILES = ("confusion.png", "reliability.png", "evaluation.json")
 # the largest confusion matrix that shows them
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = 20, 60, 200
@@ -55,26 +48,30 @@ def draw_confusion_matrix(matrix: Any, labels: Sequence[str]) -> "Figure":
         Normalize(0, 1) if with_counts else PowerNorm(0.5, vmin=0, vmax=1)
     )  # shows a confusion of 2 % without counts
     if classes <= MAX_CLASSES_WITH_CELLS:
-        drawn = axes.imshow(shares, cmap="Blues", norm=scale)
+        drawn = axes.imshow(shares, cmap=SHARE_MAP, norm=scale)
     else:  # cells would be smaller than a pixel: draw dots, the darkest last
         rows, columns = shares.nonzero()
         order = shares[rows, columns].argsort()
         rows, columns = rows[order], columns[order]
-        drawn = axes.scatter(columns, rows, s=3, c=shares[rows, columns], cmap="Blues", norm=scale, linewidths=0)
+        drawn = axes.scatter(columns, rows, s=3, c=shares[rows, columns], cmap=SHARE_MAP, norm=scale, linewidths=0)
         axes.set(xlim=(0, classes), ylim=(classes, 0), aspect="equal")
     figure.colorbar(drawn, ax=axes, shrink=0.7, label=unit if with_counts else f"{unit} (colours by its square root)")
     style_axes(axes, f"{np.trace(counts):,} of {counts.sum():,} correct")
     axes.set_xlabel("Predicted class")
     axes.set_ylabel("True class")
     if classes <= MAX_CLASSES_WITH_LABELS:
-        names, size = [sanitize_label(labels[index]) for index in seen.tolist()], 9 if classes <= 30 else 7
-        axes.set_xticks(range(classes), names, rotation=90 if classes > 6 else 0, fontsize=size, parse_math=False)
+        size = LABEL_POINTS if classes <= 30 else 7
+        lines = 1 + (classes <= 30) + (classes <= 6)
+        names = [wrap_label(labels[index], {1: 36, 2: 24, 3: 18}[lines], lines) for index in seen.tolist()]
+        widest = max((measure_text(line, size) for name in names for line in name.split("\n")), default=0.0)
+        upright = classes * (widest + 0.1) < side - 1
+        axes.set_xticks(range(classes), names, rotation=0 if upright else 90, fontsize=size, parse_math=False)
         axes.set_yticks(range(classes), names, fontsize=size, parse_math=False)
     if with_counts:
         for (row, column), count in np.ndenumerate(counts):
             if count:
                 colour = "white" if shares[row, column] > 0.5 else "black"
-                axes.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=colour)
+                axes.text(column, row, f"{count}", ha="center", va="center", fontsize=NOTE_POINTS, color=colour)
     return figure
 
 
@@ -83,7 +80,10 @@ def plot_reliability_diagram(bins: Sequence[CalibrationBin], path: Path) -> None
 
 
 def draw_reliability_diagram(bins: Sequence[CalibrationBin]) -> "Figure":
-    """Accuracy over confidence, bin by bin, and the images per bin; a perfectly calibrated model is on the diagonal."""
+    """Accuracy over confidence, bin by bin, and the images per bin; a perfectly calibrated model is on the diagonal.
+
+    Bins of few images are drawn lighter, and every bin has the 95% interval of its accuracy.
+    """
     figure = new_figure(FIGURE_WIDTH, 4)
     left, right = figure.subplots(1, 2)
     images, error = sum(each.images for each in bins), 0.0
@@ -91,20 +91,36 @@ def draw_reliability_diagram(bins: Sequence[CalibrationBin]) -> "Figure":
     for each in bins:
         if each.accuracy is not None and each.confidence is not None:
             error += abs(each.accuracy - each.confidence) * each.images / images
-            width = each.high - each.low
+            width, middle = each.high - each.low, (each.low + each.high) / 2
             low, high = sorted((each.accuracy, each.confidence))
-            left.bar(each.low, each.accuracy, width, align="edge", color=BLUE, alpha=0.85, edgecolor="white")
-            left.bar(each.low, high - low, width, bottom=low, align="edge", **gap_style)
+            alpha = 0.85 * max(0.2, min(1.0, each.images / images / FULL_EVIDENCE))
+            left.bar(each.low, each.accuracy, width, align="edge", color=BLUE, alpha=alpha, edgecolor="white")
+            left.bar(each.low, high - low, width, bottom=low, align="edge", alpha=alpha, **gap_style)
+            left.plot((middle, middle), each.accuracy_interval, color=SOFT, linewidth=1.2)
             right.bar(each.low, each.images / images * 100, width, align="edge", color=GREY, edgecolor="white")
     (diagonal,) = left.plot((0, 1), (0, 1), "--", color=GREY, linewidth=1)
 
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     accuracy, gap = Patch(color=BLUE, alpha=0.85), Patch(**gap_style)
-    names = ("accuracy", "gap to the mean confidence", "perfect calibration")
-    left.legend((accuracy, gap, diagonal), names, loc="upper left", fontsize=8, framealpha=0.9)
+    interval = Line2D([], [], color=SOFT, linewidth=1.2)
+    names = (
+        f"accuracy (lighter: under {FULL_EVIDENCE:.0%} of images)",
+        "its 95% interval",
+        "gap to the mean confidence",
+        "perfect calibration",
+    )
+    figure.legend(
+        (accuracy, interval, gap, diagonal),
+        names,
+        loc="outside lower left",
+        ncols=4,
+        frameon=False,
+        fontsize=NOTE_POINTS,
+    )
     left.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-    style_axes(left, f"calibration error {error:.4f}")
+    style_axes(left, f"accuracy by confidence: calibration error {error:.4f}")
     style_axes(right, f"{format_count(images, 'image')} by confidence")
     right.set(xlim=(0, 1), xlabel="confidence", ylabel="images (%)")
     return figure

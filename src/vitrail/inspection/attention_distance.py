@@ -10,17 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import (
-    BLUE,
-    FIGURE_WIDTH,
-    GREY,
-    RED,
-    CaptionedFigure,
-    new_figure,
-    style_axes,
-)
+from vitrail.figures import CaptionedFigure, new_figure, style_axes
 from vitrail.models.parts.reduced_attention import ReducedGrid
 from vitrail.models.parts.windows import Windows
+from vitrail.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, RED
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
@@ -125,12 +118,12 @@ def plot_attention_distance(
         axes.scatter(depth, distances.ravel(), s=22, color=BLUE, alpha=0.65, linewidths=0, label="one head")
         axes.plot(np.arange(layers), means, color=RED, linewidth=1.8, marker="_", label="mean over heads")
         axes.axhline(even, color=GREY, linewidth=1.2, linestyle="--", label="uniform attention")
-        style_axes(axes, f"mean attention distance, {sample}")
+        style_axes(axes, f"how far each head attends, {sample}")
         axes.set(xlabel="layer", ylabel="distance (pixels)", xlim=(-0.5, layers - 0.5))
         axes.set_ylim(0, 1.08 * np.nanmax([*means, *distances.ravel(), even, 1e-6]))
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.25, linewidth=0.6)
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=LABEL_POINTS)
         return figure
 
     caption = (
@@ -143,7 +136,7 @@ def plot_attention_distance(
         caption += f" The rank correlation between this mean and depth is {correlation:.2f}."
     return CaptionedFigure(
         name="attention_distance",
-        title="Mean attention distance",
+        title="How far each head attends",
         caption=caption,
         arrays={"distances": distances},
         draw=draw,

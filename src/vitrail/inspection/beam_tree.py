@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.figures import BLUE, GREY, CaptionedFigure, new_figure, sanitize_label
+from vitrail.figures import CaptionedFigure, measure_text, new_figure, sanitize_label
 from vitrail.predict.beam_search import BeamNode, BeamTree
+from vitrail.style import BLUE, GREY, LABEL_POINTS, NOTE_POINTS, SOFT
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROW_HEIGHT, COLUMN_GAP, MIN_COLUMN_WIDTH, SCORE_WIDTH, MIN_WIDTH = 0.36, 0.26, 0.3, 0.5, 4.0  # inches
-LABEL_POINTS = 9
-MAX_LABEL_LENGTH = 14  # characters
-LIGHT = "#c3c7cd"  # lines of what was given up
+ROW_HEIGHT, COLUMN_GAP, MIN_COLUMN_WIDTH, MIN_WIDTH = 0.36, 0.36, 0.3, 4.0  # inches
+MAX_LABEL_LENGTH = 20  # characters
+PROBABILITY_POINTS = 6
 
 
 def place_nodes(tree: BeamTree) -> list[int]:
@@ -33,7 +33,7 @@ def place_nodes(tree: BeamTree) -> list[int]:
         chain = [first]
         while children[chain[-1].number]:
             chain.append(max(children[chain[-1].number], key=lambda node: values[node.number]))
-        columns = range(first.length - 1, chain[-1].length + (chain[-1].score is not None) + 1)  # and what is around it
+        columns = range(first.length - 1, chain[-1].length + 1)  # and what is around it
         row = lowest
         while any((row, column) in taken for column in columns):
             row += 1
@@ -85,12 +85,12 @@ def draw_beam_tree(tree: BeamTree, tokenizer: TextTokenizer, name: str = "beam")
     best = tree.best
     return CaptionedFigure(
         name=name,
-        title="Beam search",
+        title="The texts that the search has tried",
         caption=(
-            f"The {format_count(len(tree.nodes), 'beginning')} that the search has kept, one step per column, with the "
-            f"probability of each token after those before it. {format_count(ended, 'text')} ended, with the score "
-            "after it: the log-probability divided by the length penalty. "
-            f"The best, in blue, has {best.score:.3f}; the others were given up."
+            f"The {format_count(len(tree.nodes), 'beginning')} that the beam search has kept, one step per column; the "
+            "number below a token is its probability after those before it. "
+            f"{format_count(ended, 'text')} ended, with the score in bold: the log-probability divided by the length "
+            f"penalty. The best, in blue, has {best.score:.3f}; the others were given up."
         ),
         arrays={
             "tokens": np.array([node.token for node in tree.nodes]),
@@ -103,40 +103,40 @@ def draw_beam_tree(tree: BeamTree, tokenizer: TextTokenizer, name: str = "beam")
 
 
 def draw_placed_tree(tree: BeamTree, rows: Sequence[int], labels: Sequence[str]) -> "Figure":
-    """Draw nodes in their rows; a column is as wide as its widest token."""
-    nodes, depth, widths = tree.nodes, max(node.length for node in tree.nodes), [*map(measure_label, labels)]
-    columns = [max(widths[node.number] for node in nodes if node.length == step) for step in range(1, depth + 1)]
+    """Draw nodes in their rows; a column is as wide as its widest token, with its score.
+
+    Lines change their row only in the gaps between the columns, where there are no words.
+    """
+    nodes, depth = tree.nodes, max(node.length for node in tree.nodes)
+    scores = ["" if node.score is None else f"{node.score:.2f}".replace("-", "−") for node in nodes]
+    widths = [measure_text(label, LABEL_POINTS) for label in labels]
+    ends = [
+        width + (0.1 + 1.15 * measure_text(score, NOTE_POINTS) if score else 0.0)  # it is bold
+        for width, score in zip(widths, scores, strict=True)
+    ]
+    columns = [max(ends[node.number] for node in nodes if node.length == step) for step in range(1, depth + 1)]
     lefts = np.cumsum([0.0, *(max(width, MIN_COLUMN_WIDTH) + COLUMN_GAP for width in columns)])
-    right, bottom = max(MIN_WIDTH, lefts[-1] + SCORE_WIDTH), max(rows) * ROW_HEIGHT
+    right, bottom = max(MIN_WIDTH, lefts[-1] - COLUMN_GAP), max(rows) * ROW_HEIGHT
     figure = new_figure(right + 0.3, bottom + ROW_HEIGHT + 0.2)
     axes: Any = figure.subplots()
-    axes.set(xlim=(-0.05, right), ylim=(bottom + 0.25, -0.15))
+    axes.set(xlim=(-0.05, right + 0.05), ylim=(bottom + 0.25, -0.15))
     axes.set_axis_off()
     on_best_path = {node.number for node in tree.best.list_path()}
     for node in nodes:
         is_best, x, y = node.number in on_best_path, lefts[node.length - 1], rows[node.number] * ROW_HEIGHT
         if node.parent is not None:
-            start = lefts[node.parent.length - 1] + widths[node.parent.number] + 0.04
+            start = lefts[node.parent.length - 1] + ends[node.parent.number] + 0.04
             above = rows[node.parent.number] * ROW_HEIGHT
-            line: dict[str, Any] = {"color": BLUE, "linewidth": 1.6} if is_best else {"color": LIGHT, "linewidth": 0.8}
-            axes.plot((start, start + 0.05, x - 0.09, x - 0.03), (above, above, y, y), **line)
+            line: dict[str, Any] = {"color": BLUE, "linewidth": 1.6} if is_best else {"color": GREY, "linewidth": 0.8}
+            axes.plot((start, x - COLUMN_GAP + 0.05, x - 0.09, x - 0.03), (above, above, y, y), **line)
         style: dict[str, Any] = {
-            "color": BLUE if is_best else "black" if node.score is not None else GREY,
+            "color": BLUE if is_best else "black" if node.score is not None else SOFT,
             "va": "center",
         }
         axes.text(x, y, labels[node.number], fontsize=LABEL_POINTS, parse_math=False, **style)
-        axes.text(x, y + 0.13, f"{compute_step_probability(node):.0%}", fontsize=6, color=GREY, va="center")
+        probability = f"{compute_step_probability(node):.0%}"
+        axes.text(x, y + 0.13, probability, fontsize=PROBABILITY_POINTS, color=SOFT, va="center")
         if node.score is not None:
-            score = f"{node.score:.2f}".replace("-", "−")
-            axes.text(x + widths[node.number] + 0.1, y, score, fontsize=8, weight="bold", **style)
+            after = x + widths[node.number] + 0.1
+            axes.text(after, y, scores[node.number], fontsize=NOTE_POINTS, weight="bold", **style)
     return figure
-
-
-def measure_label(text: str) -> float:
-    """The width of a label in inches."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties()))
-    font.set_size(LABEL_POINTS, 72)
-    font.set_text(text)
-    return font.get_width_height()[0] / 64 / 72

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import COLOUR_MAP, FIGURE_WIDTH, GREY, CaptionedFigure, new_figure, style_axes
+from vitrail.figures import CaptionedFigure, new_figure, style_axes
 from vitrail.inspection.token_statistics import STATES_LABEL
+from vitrail.style import FIGURE_WIDTH, GREY, SEQUENTIAL_MAP
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,8 +67,8 @@ def plot_cka(matrix: NDArray[Any]) -> CaptionedFigure:
         axes = figure.subplots()
         axes.set_facecolor(GREY)  # shows through NaN
         lowest = min(0.0, float(np.nanmin([*matrix.ravel(), 0.0])))
-        image = axes.imshow(matrix, cmap=COLOUR_MAP, vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
-        style_axes(axes, "CKA between layers")
+        image = axes.imshow(matrix, cmap=SEQUENTIAL_MAP, vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
+        style_axes(axes, "how similar the layers are")
         axes.set(xlabel=STATES_LABEL, ylabel=STATES_LABEL)
         axes.locator_params(integer=True, min_n_ticks=1)
         figure.colorbar(image, ax=axes, label="linear CKA", shrink=0.9)
@@ -81,7 +82,7 @@ def plot_cka(matrix: NDArray[Any]) -> CaptionedFigure:
     if undefined:
         caption += f" Grey: undefined, since state {', '.join(undefined)} is the same for all images."
     return CaptionedFigure(
-        name="alignment", title="Similarity of layers (CKA)", caption=caption, arrays={"alignment": matrix}, draw=draw
+        name="alignment", title="How similar the layers are", caption=caption, arrays={"alignment": matrix}, draw=draw
     )
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import FIGURE_WIDTH, GREY, CaptionedFigure, new_figure
+from vitrail.figures import CaptionedFigure, new_figure
 from vitrail.models.contract import ImageModel
+from vitrail.style import FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, TITLE_POINTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,14 +66,14 @@ def plot_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFig
     def draw() -> "Figure":
         width = 1.1 * min(1.0, q / p)  # of a component, in inches
         figure = new_figure(FIGURE_WIDTH, rows * (width * p / q + 0.28) + 0.7)
-        figure.suptitle(f"principal components of the first filters, {p}×{q} pixels", fontsize=11, x=0.02, ha="left")
+        figure.suptitle(f"patterns in the first filters, {p}×{q} pixels", fontsize=TITLE_POINTS, x=0.02, ha="left")
         for number, axes in enumerate(figure.subplots(rows, columns, squeeze=False).ravel()):
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set(visible=number < count, color=GREY, linewidth=0.5)
             if number < count:
                 axes.imshow(filter_to_image(components[number]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-                axes.set_xlabel(f"{number}: {100 * shares[number]:.1f} %", fontsize=8, labelpad=2)
-        figure.supxlabel("component: share of the filters' variance (%)", fontsize=9)
+                axes.set_xlabel(f"{number}: {shares[number]:.1%}", fontsize=NOTE_POINTS, labelpad=2)
+        figure.supxlabel("principal component: share of the filters' variance", fontsize=LABEL_POINTS)
         return figure
 
     colours = {1: "in greyscale", 3: "in RGB"}.get(channels, f"as the mean of {channels} channels")
@@ -83,7 +84,7 @@ def plot_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFig
     )
     return CaptionedFigure(
         name="filters",
-        title="Principal components of the first filters",
+        title="Patterns in the filters of the first layer",
         caption=caption,
         arrays={"components": components, "shares": shares},
         draw=draw,

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.figures import FIGURE_WIDTH, new_figure
+from vitrail.figures import new_figure, sanitize_label
 from vitrail.inspection.overlay import (
     BRIGHTEST_QUANTILE,
     COLOUR_BAR_WIDTH,
     PixelBox,
     draw_map_over_photo,
     draw_outline,
+    draw_patch_outlines,
     draw_photo,
     draw_scale,
+    find_strongest,
     fit_font_size,
     locate_patch_in_photo,
-    shorten_heading,
 )
+from vitrail.style import FIGURE_WIDTH, LABEL_POINTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,24 +69,26 @@ def draw_heads(
     grid: list[Any] = np.asarray(figure.subplots(rows, columns, squeeze=False)).ravel().tolist()
     panels = np.stack([mean, *maps]) * mean.size  # 1 is uniform attention
     limits = (0.0, float(np.quantile(panels, BRIGHTEST_QUANTILE)) or 1.0)
-    masks = None if mass is None else enlarge(mask_by_mass(np.stack([mean, *maps]), mass))
+    masks = None if mass is None else mask_by_mass(np.stack([mean, *maps]), mass)
     draw_photo(grid[0], photo, photo.shape)
     draw_outline(grid[0], box)
     for number, axes in enumerate(grid[1 : len(names)]):
         if masks is None:
             draw_map_over_photo(axes, photo, box, panels[number], limits)
+            draw_patch_outlines(axes, box, find_strongest(panels[number]))
         else:
-            draw_map_over_photo(axes, photo, box, masks[number], (0.0, 1.0))
+            draw_map_over_photo(axes, photo, box, enlarge(masks[number]), (0.0, 1.0))
+            draw_patch_outlines(axes, box, masks[number])
         if patch is not None:
             draw_outline(axes, locate_patch_in_photo(box, mean.shape, patch))
     for axes, name in zip(grid, names, strict=False):
-        axes.set_title(name, fontsize=9)
+        axes.set_title(name, fontsize=LABEL_POINTS)
     for axes in grid[len(names) :]:
         axes.set_axis_off()
     if masks is None:
         shrink = min(0.85, 6 / figure.get_figheight())
         draw_scale(figure, grid, limits, "attention (1 = uniform)", shrink=shrink, open_end=limits[1] < panels.max())
-    line = shorten_heading(heading, int(9 * FIGURE_WIDTH))
+    line = sanitize_label(heading, int(9 * FIGURE_WIDTH))
     figure.suptitle(line, fontsize=fit_font_size(line, FIGURE_WIDTH), x=0.01, ha="left", parse_math=False)
     return figure
 

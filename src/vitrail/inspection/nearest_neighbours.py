@@ -20,7 +20,7 @@ from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.image_items import ImageItem
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.errors import ConfigError, DataError
-from vitrail.figures import COLOURS, FIGURE_WIDTH, GREY, RED, CaptionedFigure, new_figure, sanitize_label
+from vitrail.figures import CaptionedFigure, new_figure, sanitize_label
 from vitrail.inspection.image_bank import FeatureBank, ImageBank, open_bank
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import open_torch_model
@@ -29,12 +29,12 @@ from vitrail.models.contract import find_image_model
 from vitrail.predict.pipeline import Engine, PrepareImage, run_pipeline
 from vitrail.predict.predictor import DEFAULT_BATCH, Predictor, choose_features
 from vitrail.predict.torch_engine import TorchEngine
+from vitrail.style import FIGURE_WIDTH, GREEN, GREY, NOTE_POINTS, RED
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GREEN = COLOURS[2]
 ROWS_PER_FIGURE = 10  # queries
 MAX_SIDE, MIN_LABELLED_SIDE = 1.25, 0.6  # inches of an image; below the minimum, its label would not fit
 SAME_FEATURES = 0.999  # cosine similarity of the stored features of an image and those computed again
@@ -73,7 +73,7 @@ class NeighbourSearch:
         agreement = f" {sum(agreeing)} of {len(agreeing)} are of the query's class (green)." if agreeing else ""
         return CaptionedFigure(
             name=f"neighbours-{start // ROWS_PER_FIGURE + 1}" if start else "neighbours",
-            title="Nearest neighbours",
+            title="The most similar images",
             caption=f"The images of {self.bank} ({self.bank_size:,}) whose features are most similar to those of the "
             f"image on the left, with their cosine similarity.{agreement}",
             arrays={"similarities": np.array([[each.similarity for each in row] for row in found], np.float32)},
@@ -309,4 +309,4 @@ def draw_image(axes: Any, item: ImageItem, corner: tuple[float, float], side: fl
         axes.text(left + side / 2, top + side / 2, "not found", fontsize=7, ha="center", color=GREY)
     axes.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=colour, linewidth=2.0))
     if side >= MIN_LABELLED_SIDE:
-        axes.text(left, top + side + 0.17, sanitize_label(note, int(14 * side)), fontsize=8, parse_math=False)
+        axes.text(left, top + side + 0.17, sanitize_label(note, int(14 * side)), fontsize=NOTE_POINTS, parse_math=False)

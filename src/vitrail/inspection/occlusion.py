@@ -12,17 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
-from vitrail.figures import (
-    BLUE,
-    FIGURE_WIDTH,
-    GREY,
-    RED,
-    CaptionedFigure,
-    new_figure,
-    style_axes,
-)
+from vitrail.figures import CaptionedFigure, new_figure, style_axes
 from vitrail.inspection.capture import force_eager, list_blocks
 from vitrail.models.contract import ImageModel
+from vitrail.style import BLUE, FIGURE_WIDTH, GREY, RED
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
@@ -135,18 +128,18 @@ def plot_occlusion(
         axes.set(xlabel="patches removed (%)", ylabel="mean class probability", ylim=(0, None))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.legend(title="order of removal", alignment="left", frameon=False)
-        style_axes(axes, f"occlusion check, {format_count(images, 'image')}")
+        style_axes(axes, f"the prediction as patches are removed, {format_count(images, 'image')}")
         return figure
 
     return CaptionedFigure(
         name="occlusion",
-        title="Occlusion check",
+        title="How the prediction changes as patches are removed",
         caption=(
             f"Probability of the predicted class while patches are {removal_method}, in the order of their {map_method}"
             " map. If the map is meaningful, "
             "removing the most attended patches lowers it sooner than removing the least attended ones. The gap is "
-            f"largest at {shares[largest]:.0%} of the patches: {most.mean(0)[largest]:.3f} without the most attended, "
-            f"{least.mean(0)[largest]:.3f} without the least attended. "
+            f"largest at {shares[largest]:.0%} of the patches: {most.mean(0)[largest]:.1%} without the most attended, "
+            f"{least.mean(0)[largest]:.1%} without the least attended. "
             f"Mean over {format_count(images, 'image')}{'; bands show its standard error' * (images > 1)}."
         ),
         arrays={"shares": shares, **curves},

@@ -1,4 +1,7 @@
-"""Draw maps over the photo that they explain: it is bright where the model attends, and grey and dark elsewhere."""
+"""Draw maps over the photo that they explain: it is bright where the model attends, and grey and dark elsewhere.
+
+Bright and dark are ambiguous on white and black parts, so the strongest patches have an outline too.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.figures import BLUE, FIGURE_WIDTH, GREY, new_figure, sanitize_label
+from vitrail.figures import measure_text, new_figure, sanitize_label
+from vitrail.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, PALE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +23,7 @@ MAX_PHOTO_HEIGHT = 4.2  # inches, of a single map
 MAX_FIGURE_HEIGHT = 20  # inches, unless panels would become too small
 COLOUR_BAR_WIDTH, PREDICTIONS_WIDTH = 0.9, 2.3  # inches
 BRIGHTEST_QUANTILE = 0.95  # end of the scale, so that single patches do not darken the rest
+OUTLINED_SHARE = 0.05  # of the patches, the strongest ones
 MIN_BLENDED_SIDE = 384  # pixels: a map over a smaller photo would be coarse
 SHADE, GLOW = np.array((0.03, 0.04, 0.06)), np.array((0.3, 0.17, 0.04))  # of what is not attended, and of what is
 PixelBox = tuple[float, float, float, float]  # left, top, right, bottom
@@ -72,38 +77,27 @@ def draw_overlay(
     if single:
         draw_photo(grid[0], photo, photo.shape)
         draw_outline(grid[0], box)
-        grid[0].set_title("dashed: model input", fontsize=9)
+        grid[0].set_title("dashed: model input", fontsize=LABEL_POINTS)
     low, high = float(panels.min()) if lowest is None else lowest, float(np.quantile(panels, BRIGHTEST_QUANTILE))
     high = high if high > low else float(panels.max())  # nearly all values may be equal
     limits = (low, high if high > low else low + 1)
     for axes, panel, name in zip(grid[single:], flat, names, strict=False):
         draw_map_over_photo(axes, photo, box, panel, limits)
+        draw_patch_outlines(axes, box, find_strongest(panel))
         if patch is not None:
             draw_outline(axes, locate_patch_in_photo(box, panel.shape, patch))
-        axes.set_title(name, fontsize=9 if width > 2 else 7)
+        axes.set_title(name, fontsize=LABEL_POINTS if width > 2 else 7)
     for axes in grid[len(flat) + single :]:
         axes.set_axis_off()
     draw_scale(figure, grid, limits, unit, shrink=min(0.85, 6 / height), open_end=limits[1] < panels.max())
-    line = shorten_heading(heading, int(9 * figure.get_figwidth()))  # 9 characters per inch
+    line = sanitize_label(heading, int(9 * figure.get_figwidth()))  # 9 characters per inch
     figure.suptitle(line, fontsize=fit_font_size(line, figure.get_figwidth()), x=0.01, ha="left", parse_math=False)
     return figure
 
 
-def shorten_heading(heading: str, max_length: int) -> str:
-    """Cut a heading in the class name, in the middle: the probability and the method at the end stay."""
-    start = max_length // 3
-    ends = heading if len(heading) <= max_length else f"{heading[:start]}…{heading[start + 1 - max_length :]}"
-    return sanitize_label(ends, max_length)
-
-
 def fit_font_size(line: str, inches: float, points: float = 11.0) -> float:
     """Font size in points at which the line fits into the width."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties()))
-    font.set_size(points, 72)
-    font.set_text(line)
-    return points * min(1.0, 0.94 * inches / (font.get_width_height()[0] / 64 / 72 or 1))
+    return points * min(1.0, 0.94 * inches / (measure_text(line, points) or 1))
 
 
 def blend(photo: NDArray[Any], strength: NDArray[Any]) -> NDArray[Any]:
@@ -125,8 +119,8 @@ def draw_scale(
     scale = ScalarMappable(Normalize(*limits), ListedColormap(colours))
     extend = "max" if open_end else "neither"
     bar = figure.colorbar(scale, ax=[*grid], shrink=shrink, aspect=30, anchor=(0, 0.5), extend=extend)
-    bar.set_label(unit, fontsize=8)
-    bar.ax.tick_params(labelsize=8)
+    bar.set_label(f"{unit}\noutlined: the strongest {OUTLINED_SHARE:.0%}", fontsize=NOTE_POINTS)
+    bar.ax.tick_params(labelsize=NOTE_POINTS)
 
 
 def draw_photo(axes: Any, photo: NDArray[Any], size: Sequence[int]) -> None:
@@ -164,13 +158,13 @@ def blend_map_with_photo(
 def draw_predictions(axes: Any, predictions: Sequence[TopClass]) -> None:
     """Draw a bar per class with its name and probability above it."""
     for row, (name, probability, is_explained) in enumerate(predictions):
-        axes.barh(row, 1, 0.24, color="#eceef1")
+        axes.barh(row, 1, 0.24, color=PALE, alpha=0.5)
         axes.barh(row, probability, 0.24, color=BLUE if is_explained else GREY)
-        axes.text(0, row - 0.2, sanitize_label(name, 26), fontsize=8, va="bottom", parse_math=False)
-        axes.text(1, row - 0.2, f"{probability:.1%}", fontsize=8, va="bottom", ha="right")
+        axes.text(0, row - 0.2, sanitize_label(name, 26), fontsize=NOTE_POINTS, va="bottom", parse_math=False)
+        axes.text(1, row - 0.2, f"{probability:.1%}", fontsize=NOTE_POINTS, va="bottom", ha="right")
     axes.set(xlim=(-0.06, 1), ylim=(max(len(predictions), 3) - 0.6, -0.75))
     axes.set_axis_off()
-    axes.set_title("prediction", fontsize=9)
+    axes.set_title("prediction", fontsize=LABEL_POINTS)
 
 
 def locate_patch_in_photo(box: PixelBox, grid: Sequence[int], patch: Sequence[int]) -> PixelBox:
@@ -179,6 +173,25 @@ def locate_patch_in_photo(box: PixelBox, grid: Sequence[int], patch: Sequence[in
     height, width = (bottom - top) / grid[0], (right - left) / grid[1]
     corner = left + patch[1] * width, top + patch[0] * height
     return *corner, corner[0] + width, corner[1] + height
+
+
+def find_strongest(panel: NDArray[Any]) -> NDArray[np.bool_]:
+    """The patches (h, w) with the largest values, 5% of them but at least one; none if all are equal."""
+    return (panel >= np.quantile(panel, 1 - OUTLINED_SHARE)) & (panel > panel.min())
+
+
+def draw_patch_outlines(axes: Any, box: PixelBox, chosen: NDArray[np.bool_]) -> None:
+    """Draw the edges between chosen patches (h, w) and others, in white on black: visible on any background."""
+    from matplotlib.collections import LineCollection
+
+    padded, (h, w) = np.pad(chosen, 1), chosen.shape
+    across = [((c, r), (c + 1, r)) for r, c in np.argwhere(padded[1:, 1:-1] != padded[:-1, 1:-1])]
+    down = [((c, r), (c, r + 1)) for r, c in np.argwhere(padded[1:-1, 1:] != padded[1:-1, :-1])]
+    left, top, right, bottom = box
+    segments = np.array([*across, *down]).reshape(-1, 2, 2) * ((right - left) / w, (bottom - top) / h)
+    segments += (left - 0.5, top - 0.5)
+    for colour, width in (("black", 1.6), ("white", 0.8)):
+        axes.add_collection(LineCollection(segments, colors=colour, linewidths=width, capstyle="round"), autolim=False)
 
 
 def draw_outline(axes: Any, box: PixelBox) -> None:

@@ -18,13 +18,14 @@ from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
-from vitrail.figures import FIGURE_WIDTH, GREY, CaptionedFigure, new_figure, sanitize_label
+from vitrail.figures import CaptionedFigure, new_figure, sanitize_label
 from vitrail.inspection.capture import force_eager
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_torch_model
 from vitrail.models.checks import check_count
 from vitrail.models.contract import ImageModel, find_image_model
 from vitrail.predict.predictor import Predictor
+from vitrail.style import FIGURE_WIDTH, GREY, LABEL_POINTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -201,9 +202,9 @@ def plot_patch_pca(
     background = "" if found.foreground is None else " The background, by the first component, is black."
     return CaptionedFigure(
         name=name,
-        title="Principal components of the patch features",
+        title="Patches colored by their features",
         caption=f"The first three principal components of the features of {h}×{w} patches{shared}. Red, green and blue "
-        f"explain {shares} of the variance; each is scaled between its 1 % and 99 % quantiles.{background}",
+        f"explain {shares} of the variance; each is scaled between its 1% and 99% quantiles.{background}",
         arrays={
             "colours": found.colours,
             "components": found.components.astype(np.float32),
@@ -234,7 +235,7 @@ def draw_pairs(photos: NDArray[np.uint8], colours: NDArray[np.uint8], names: Seq
         row, column = divmod(number, pairs)
         left, top = start + column * (2 * side + inner + outer), 0.1 + row * (height + label + 0.14) + label
         text = Path(names[number].removeprefix(EXAMPLE_PREFIX)).name if number < len(names) else ""
-        axes.text(left, top - 0.07, sanitize_label(text, int(24 * side)), fontsize=9, parse_math=False)
+        axes.text(left, top - 0.07, sanitize_label(text, int(24 * side)), fontsize=LABEL_POINTS, parse_math=False)
         for panel, image in enumerate((photo, colour)):
             x = left + panel * (side + inner)
             axes.imshow(image, extent=(x, x + side, top + height, top), interpolation="nearest", aspect="auto")

@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 
 from vitrail.data.image_items import evenly_spaced_indices
 from vitrail.errors import ConfigError
-from vitrail.figures import COLOUR_MAP, FIGURE_WIDTH, CaptionedFigure, new_figure
+from vitrail.figures import CaptionedFigure, new_figure
 from vitrail.models.contract import ImageModel
+from vitrail.style import DIVERGING_MAP, FIGURE_WIDTH, GREY, NOTE_POINTS, SEQUENTIAL_MAP, TITLE_POINTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_TILES = 16  # along an axis
+MIN_ASPECT_OF_BAR = 0.3  # height to width, from which there is room for the scale on the right
+MIN_GRID = 6  # patches along an axis from which the maps show structure
 
 
 def find_position_table(model: ImageModel) -> NDArray[Any] | None:
@@ -38,6 +41,22 @@ def position_similarity(table: NDArray[Any], grid: tuple[int, int]) -> NDArray[A
     return (unit @ unit.T).clip(-1, 1).reshape(*grid, *grid)
 
 
+def compare_near_and_far(similarity: NDArray[Any]) -> tuple[float, float]:
+    """The mean similarity of patches that share an edge, and of those further apart: (h, w, h, w)."""
+    h, w = similarity.shape[:2]
+    rows, columns = np.divmod(np.arange(h * w), w)
+    steps = abs(rows - rows[:, None]) + abs(columns - columns[:, None])
+    values = similarity.reshape(h * w, h * w)
+    near, far = (float(values[chosen].mean()) if chosen.any() else np.nan for chosen in (steps == 1, steps > 1))
+    return near, far
+
+
+def choose_cosine_scale(cosines: NDArray[Any]) -> dict[str, Any]:
+    """Colors from 0 to 1 if no cosine is negative, else from -1 to 1 with 0 in the neutral middle."""
+    signed = bool(cosines.min() < 0)
+    return {"cmap": DIVERGING_MAP if signed else SEQUENTIAL_MAP, "vmin": -1 if signed else 0, "vmax": 1}
+
+
 def tile_maps(tiles: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Join tiles (r, c, h, w) into one map with gaps of NaN; also the centres of the rows and columns of tiles."""
     r, c, h, w = tiles.shape
@@ -57,32 +76,39 @@ def plot_position_similarity(similarity: NDArray[Any]) -> CaptionedFigure:
     h, w = similarity.shape[:2]
     rows, columns = evenly_spaced_indices(h, MAX_TILES), evenly_spaced_indices(w, MAX_TILES)
     joined, row_centres, column_centres = tile_maps(similarity[np.ix_(rows, columns)])
-    lowest = float(similarity.min())
+    lowest, (near, far) = float(similarity.min()), compare_near_and_far(similarity)
 
     def draw() -> "Figure":
         aspect = joined.shape[0] / joined.shape[1]
         figure = new_figure(FIGURE_WIDTH, float(np.clip(6.8 * aspect, 1.6, 6.2)) + 0.6, "compressed")
         axes = figure.subplots()
-        image = axes.imshow(joined, cmap=COLOUR_MAP, vmin=min(0.0, lowest), vmax=1, interpolation="nearest")
-        figure.suptitle(f"position similarity, {h}×{w} patches", fontsize=11, x=0.02, ha="left")
+        axes.set_facecolor(GREY)  # shows between the tiles
+        image = axes.imshow(joined, **choose_cosine_scale(similarity), interpolation="nearest")
+        title = f"how similar the positions of {h}×{w} patches are"
+        figure.suptitle(title, fontsize=TITLE_POINTS, x=0.02, ha="left")
         axes.spines[:].set_visible(False)
         for axis, ticks, labels in ((axes.xaxis, column_centres, columns), (axes.yaxis, row_centres, rows)):
             step = -(-len(labels) // 8)
             axis.set_ticks(ticks[::step], [str(each) for each in labels[::step]])
-        axes.tick_params(length=0, labelsize=8)
+        axes.tick_params(length=0, labelsize=NOTE_POINTS)
         axes.set(xlabel="patch column", ylabel="patch row")
-        figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.8, ticks=[-1, -0.5, 0, 0.5, 1])
+        side = "bottom" if aspect < MIN_ASPECT_OF_BAR else "right"
+        figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.8, ticks=[-1, 0, 1], location=side)
         return figure
 
     caption = (
-        "Cosine similarity between the position embedding of each patch and those of all patches. Each tile is the map"
-        f" of {h}×{w} patches for one patch, at its place in the grid; bright is similar. The minimum is {lowest:.2f}."
+        "Cosine similarity of position embeddings. Each tile is the map of all patches for one patch, arranged like the"
+        f" patches. The minimum is {lowest:.2f}."
     )
+    if min(h, w) < MIN_GRID:
+        caption += f" A grid of {h}×{w} is too small to show how similarity falls with distance."
+    else:
+        caption += f" The mean is {near:.2f} between adjacent patches and {far:.2f} between those further apart."
     if (len(rows), len(columns)) != (h, w):
         caption += f" {len(rows)}×{len(columns)} evenly spaced tiles of {h}×{w} are shown."
     return CaptionedFigure(
         name="position_similarity",
-        title="Similarity of position embeddings",
+        title="Which positions are similar to the model",
         caption=caption,
         arrays={"similarity": similarity},
         draw=draw,

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, new_figure, sanitize_label
+from vitrail.figures import CaptionedFigure, new_figure, sanitize_label
 from vitrail.inspection.sentence_attention import MapKind, SentenceAttention, resolve_index
 from vitrail.inspection.word_occlusion import WordOcclusion, compare_with_occlusion
+from vitrail.style import FIGURE_WIDTH, LABEL_POINTS, NOTE_POINTS, PALE, SECOND_SHARE_MAP, SHARE_MAP
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MapHead = int | Literal["mean"]
-ATTENTION_COLOURS, OCCLUSION_COLOURS = "Blues", "Oranges"  # both from white: they are readable in greyscale
 MAX_WORD_LENGTH = 14  # characters of a label
 CELL_SIDE, MIN_CELL_SIDE, SMALL_CELL_SIDE = 0.36, 0.13, 0.09  # inches; the last in the grid of all heads
 LABEL_ROOM, BAR_ROOM = 1.0, 0.8  # inches
@@ -34,7 +34,7 @@ class WordMap(NamedTuple):
     values: NDArray[Any]  # (rows, columns)
     rows: Sequence[str]
     columns: Sequence[str]
-    colours: str = ATTENTION_COLOURS
+    colours: str = SHARE_MAP
     unit: str = "attention"
     outlined: Sequence[int] = ()  # a column of each row
 
@@ -66,14 +66,14 @@ def plot_cross_attention(
             values=np.pad(occlusion.losses, ((0, 0), (0, 1)), constant_values=np.nan),  # the end is never left out
             rows=rows,
             columns=source,
-            colours=OCCLUSION_COLOURS,
+            colours=SECOND_SHARE_MAP,
             unit="fall of the log-probability",
             outlined=important,
         )
     ]
     text = (
-        "Occlusion: how much the log-probability of each target word (rows) falls if a source word (columns) is left "
-        f"out; the largest of a row is outlined. {capitalise(str(occlusion))}."
+        "Occlusion: how much the log-probability of each target word falls if a source word is left "
+        f"out; boxes mark the largest of each row. {capitalise(str(occlusion))}."
     )
     arrays = {"occlusion": occlusion.losses, "log_probabilities": occlusion.log_probabilities}
     attention = read.select_map("cross", layer, head)
@@ -85,16 +85,16 @@ def plot_cross_attention(
         agreement = compare_with_occlusion(attention, occlusion, read)
         end = attention[: len(read.target_words), -1]
         text = (
-            f"Attention: what each target word (rows) reads of the source (columns), {which}; {format_mean(end)} is "
+            f"Attention from target words (rows) to source words (columns), {which}; {format_mean(end)} is "
             f"on the end of the sentence. {text} {capitalise(str(agreement))}."
         )
         arrays |= {"attention": attention}
     return CaptionedFigure(
         name=name,
-        title="Attention and occlusion" if len(panels) == 2 else "Occlusion",
+        title="Which source words each target word uses",
         caption=text,
         arrays={**arrays, "source": np.array(source), "target": np.array(rows)},
-        draw=lambda: draw_panels(panels),
+        draw=lambda: draw_panels(panels, "boxes: the source word that a target word depends on most, by occlusion"),
     )
 
 
@@ -127,10 +127,10 @@ def plot_self_attention(
         return None
     return CaptionedFigure(
         name=name,
-        title="Self-attention",
+        title="Which words of its own sentence each word uses",
         caption=(
-            "What each word (rows) reads of its own sentence (columns). In the decoder, a row is the word that is "
-            "written, and it reads only what was written before it."
+            "Self-attention from each word (rows) to its own sentence (columns). In the decoder, a row is the word "
+            "that is written, and it reads only what was written before it."
         ),
         arrays=arrays,
         draw=lambda: draw_panels(panels),
@@ -152,11 +152,12 @@ def plot_heads(read: SentenceAttention, occlusion: WordOcclusion, name: str = "h
     best = np.unravel_index(hits.argmax(), hits.shape)
     return CaptionedFigure(
         name=name,
-        title="Cross-attention by layer and head",
+        title="Which source words each head uses",
         caption=(
-            f"What each target word (rows) reads of the source (columns), in {format_count(layers, 'layer')} of "
-            f"{format_count(heads, 'head')} each, with the number of target words for which attention names the most "
-            f"important word, by occlusion. Layer {best[0]}, head {best[1]} does so most often: for {hits[best]} of "
+            "Cross-attention from target words (rows) to source words (columns), in "
+            f"{format_count(layers, 'layer')} of {format_count(heads, 'head')} each, with the number of target words "
+            "for which attention names the most important word, by occlusion. "
+            f"Layer {best[0]}, head {best[1]} does so most often: for {hits[best]} of "
             f"{format_count(len(read.target_words), 'target word')}."
         ),
         arrays={"cross": read.cross, "words": maps, "hits": hits},
@@ -164,8 +165,8 @@ def plot_heads(read: SentenceAttention, occlusion: WordOcclusion, name: str = "h
     )
 
 
-def draw_panels(panels: Sequence[WordMap]) -> "Figure":
-    """Draw one or two maps, next to each other if there is room, else one above the other."""
+def draw_panels(panels: Sequence[WordMap], note: str = "") -> "Figure":
+    """Draw one or two maps, next to each other if there is room, else one above the other, and a note below them."""
     columns = max(len(each.columns) for each in panels)
     rows = max(len(each.rows) for each in panels)
     room = FIGURE_WIDTH / len(panels) - LABEL_ROOM - BAR_ROOM
@@ -175,15 +176,17 @@ def draw_panels(panels: Sequence[WordMap]) -> "Figure":
     side = min(max(room / columns, MIN_CELL_SIDE), CELL_SIDE)
     across, down = (1, len(panels)) if below else (len(panels), 1)
     width = across * (columns * side + LABEL_ROOM + BAR_ROOM)
-    height = down * (rows * side + LABEL_ROOM + 0.3)
+    height = down * (rows * side + LABEL_ROOM + 0.3) + 0.2 * bool(note)
     figure = new_figure(max(width, 4.6), height, layout="compressed")
+    if note:
+        figure.supxlabel(note, fontsize=NOTE_POINTS, x=0.01, ha="left")
     grid: list[Any] = np.asarray(figure.subplots(down, across, squeeze=False)).ravel().tolist()
     for axes, panel in zip(grid, panels, strict=True):
         drawn = draw_word_map(axes, panel, side)
         if rows * side < MIN_BAR_HEIGHT:  # the cells have numbers
             continue
         bar = figure.colorbar(drawn, ax=axes, shrink=min(1.0, 2.2 / (rows * side)), aspect=18, pad=0.02)
-        bar.set_label(panel.unit, fontsize=8)
+        bar.set_label(panel.unit, fontsize=NOTE_POINTS)
         bar.ax.tick_params(labelsize=7)
     return figure
 
@@ -192,11 +195,11 @@ def draw_word_map(axes: Any, panel: WordMap, side: float) -> Any:
     """Draw a map with its words, and its numbers if there is room for them."""
     highest = float(np.nanmax(panel.values, initial=0))
     limits = (0.0, highest if highest > 0 else 1.0)
-    axes.set_facecolor("#e4e6ea")  # where there is no value
+    axes.set_facecolor(PALE)  # where there is no value
     drawn = axes.imshow(panel.values, cmap=panel.colours, vmin=limits[0], vmax=limits[1])
     points = min(9.0, 62 * side / 2.6)
     label_words(axes, panel.rows, panel.columns, points)
-    axes.set_title(panel.title, fontsize=9, loc="left", pad=6)
+    axes.set_title(panel.title, fontsize=LABEL_POINTS, loc="left", pad=6)
     if side >= MIN_CELL_SIDE_WITH_NUMBERS:
         for (row, column), value in np.ndenumerate(panel.values):
             text = f"{value:.2f}".removeprefix("0") if limits[1] <= 1 else f"{value:.1f}"
@@ -218,7 +221,7 @@ def label_words(axes: Any, rows: Sequence[str], columns: Sequence[str], points: 
             label.set_parse_math(False)
     for label in axes.get_xticklabels():
         label.set(rotation=50, ha="left", rotation_mode="anchor")
-    axes.spines[:].set(color="#dedad2", linewidth=0.8)
+    axes.spines[:].set(color=PALE, linewidth=0.8)
 
 
 def draw_grid(maps: NDArray[Any], titles: Sequence[Sequence[str]], read: SentenceAttention) -> "Figure":
@@ -231,7 +234,7 @@ def draw_grid(maps: NDArray[Any], titles: Sequence[Sequence[str]], read: Sentenc
     points = min(8.0, 62 * side / 1.6)
     for place, axes in np.ndenumerate(grid):
         layer, head = place
-        axes.imshow(maps[layer, head], cmap=ATTENTION_COLOURS, vmin=0, vmax=1)
+        axes.imshow(maps[layer, head], cmap=SHARE_MAP, vmin=0, vmax=1)
         axes.set_title(titles[layer][head], fontsize=7, loc="left", pad=4)
         label_words(axes, read.target.words, read.source.words, points)
         axes.tick_params(labelleft=head == 0, labeltop=layer == 0)

@@ -10,15 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import ConfigError
-from vitrail.figures import (
-    BLUE,
-    COLOUR_MAP,
-    COLOURS,
-    FIGURE_WIDTH,
-    CaptionedFigure,
-    new_figure,
-    style_axes,
-)
+from vitrail.figures import CaptionedFigure, new_figure, style_axes
+from vitrail.style import BLUE, FIGURE_WIDTH, NOTE_POINTS, PALETTE, SEQUENTIAL_MAP
 from vitrail.text import format_count
 
 if TYPE_CHECKING:
@@ -75,13 +68,13 @@ def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
         lowest, low, lower, middle, upper, high, highest = levels
         depth = np.arange(states)
         left.fill_between(depth, lowest, highest, color=BLUE, alpha=0.12, linewidth=0, label="all patches")
-        left.fill_between(depth, low, high, color=BLUE, alpha=0.22, linewidth=0, label="90 % of patches")
-        left.fill_between(depth, lower, upper, color=BLUE, alpha=0.4, linewidth=0, label="50 % of patches")
+        left.fill_between(depth, low, high, color=BLUE, alpha=0.22, linewidth=0, label="90% of patches")
+        left.fill_between(depth, lower, upper, color=BLUE, alpha=0.4, linewidth=0, label="50% of patches")
         left.plot(depth, middle, color=BLUE, marker="o", markersize=3.5, label="median")
         for number, (line, name) in enumerate(zip(prefix_norms.T, names, strict=True)):
-            colour = COLOURS[1 + number % (len(COLOURS) - 1)]
+            colour = PALETTE[1 + number % (len(PALETTE) - 1)]
             left.plot(depth, line, color=colour, marker="s", markersize=3.5, label=f"{name} token")
-        style_axes(left, f"token norms, {format_count(images, 'image')}")
+        style_axes(left, f"length of the tokens, {format_count(images, 'image')}")
         left.set(xlabel=STATES_LABEL, ylabel="token norm")
         plotted = np.concatenate([levels.ravel(), prefix_norms.ravel()])
         if np.nanmin(plotted) > 0 and np.nanmax(plotted) > 20 * np.nanmin(plotted):
@@ -90,12 +83,12 @@ def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
             left.set_ylim(bottom=0)
         left.locator_params(axis="x", integer=True, min_n_ticks=1)
         left.grid(alpha=0.25, linewidth=0.6)
-        image = right.imshow(by_position, cmap=COLOUR_MAP, interpolation="nearest")
+        image = right.imshow(by_position, cmap=SEQUENTIAL_MAP, interpolation="nearest")
         style_axes(right, "patches by position")
         right.set(xlabel="patch column", ylabel="patch row")
         right.locator_params(integer=True, min_n_ticks=1)
         figure.colorbar(image, ax=right, label="mean norm after the last block", shrink=0.8)
-        figure.legend(loc="outside lower left", ncols=6, frameon=False, fontsize=8)
+        figure.legend(loc="outside lower left", ncols=6, frameon=False, fontsize=NOTE_POINTS)
         return figure
 
     caption = (
@@ -105,7 +98,7 @@ def plot_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
     )
     return CaptionedFigure(
         name="token_norms",
-        title="Token norms",
+        title="How long the tokens are, by layer",
         caption=caption,
         arrays={"norms": norms, "outliers": outliers},
         draw=draw,
@@ -129,7 +122,7 @@ def plot_class_distillation_similarity(cosines: NDArray[Any]) -> CaptionedFigure
         figure = new_figure(FIGURE_WIDTH, 3.6)
         axes = figure.subplots()
         axes.plot(np.arange(len(cosines)), cosines, color=BLUE, marker="o", markersize=4)
-        style_axes(axes, "class and distillation tokens")
+        style_axes(axes, "similarity of class and distillation tokens")
         axes.set(xlabel=STATES_LABEL, ylabel="cosine similarity", ylim=(min(0.0, float(cosines.min()) - 0.05), 1.04))
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.25, linewidth=0.6)
@@ -137,9 +130,8 @@ def plot_class_distillation_similarity(cosines: NDArray[Any]) -> CaptionedFigure
 
     return CaptionedFigure(
         name="token_similarity",
-        title="Similarity of class and distillation tokens",
-        caption=f"Cosine similarity of the class and distillation tokens {STATES_LABEL}:"
-        f" {cosines[0]:.2f} at the start, {cosines[-1]:.2f} at the end.",
+        title="How similar the class and distillation tokens are",
+        caption=f"Their cosine similarity {STATES_LABEL}: {cosines[0]:.2f} at the start, {cosines[-1]:.2f} at the end.",
         arrays={"cosines": cosines},
         draw=draw,
     )

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from vitrail.checkpoint.class_mapping import split_label
 from vitrail.errors import VitrailError
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
+from vitrail.style import BLUE
 from vitrail.text import escape_unprintable
 
-BAR_COLOUR = "#4a86c8"  # visible on white and on black; text has the colour of the notebook's theme
 BARS_STYLE = (
     "display: grid; grid-template-columns: max-content 14em max-content; gap: 2px 10px; align-items: center; "
     "justify-content: start; font-family: system-ui, sans-serif"
@@ -48,7 +48,7 @@ class Prediction:
         """Bars next to the class names, for notebooks in a light or a dark theme."""
         rows = "".join(
             f'<span>{escape(escape_unprintable(each.name))}</span><span style="height: 0.9em; '
-            f'width: {max(0.2, 100 * each.probability):.1f}%; background: {BAR_COLOUR}"></span>'
+            f'width: {max(0.2, 100 * each.probability):.1f}%; background: {BLUE}"></span>'
             f'<span style="text-align: right">{100 * each.probability:.1f} %</span>'
             for each in self.top
         )

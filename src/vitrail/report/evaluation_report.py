@@ -16,9 +16,10 @@ from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.evaluation_data import LabelledImages
 from vitrail.evaluation.metrics import Evaluation
 from vitrail.evaluation.plots import draw_confusion_matrix, draw_reliability_diagram
-from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, new_figure, sanitize_label
+from vitrail.figures import CaptionedFigure, new_figure, sanitize_label
 from vitrail.loaded_model import LoadedModel
 from vitrail.report.html_page import PageSection
+from vitrail.style import FIGURE_WIDTH, LABEL_POINTS, RIGHT, SOFT, WRONG
 from vitrail.tasks.metric import LOSS_METRIC
 from vitrail.text import TableCells, format_count, format_duration
 from vitrail.train.plots import draw_training_curves
@@ -32,7 +33,6 @@ MAX_CLASS_ROWS = 50  # in the table and in the samples; of more classes, those w
 CLASSES_PER_FIGURE = 10  # of samples
 SAMPLES = 4  # correct ones per class, and as many wrong ones
 LABEL_WIDTH, SAMPLE_SIDE, ROW_HEIGHT = 1.7, 0.8, 1.08  # inches
-GREEN, DARK_RED = "#2a9d6f", "#c0392b"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,19 +204,19 @@ def draw_samples(evaluated: EvaluatedImages, rows: Sequence[tuple[int, list[int]
     axes.set_axis_off()
     step = (FIGURE_WIDTH - LABEL_WIDTH - 0.25) / (2 * SAMPLES)
     starts = (LABEL_WIDTH, LABEL_WIDTH + SAMPLES * step + 0.2)
-    for start, title, colour in zip(starts, ("correct", "wrong"), (GREEN, DARK_RED), strict=True):
+    for start, title, colour in zip(starts, ("correct", "wrong"), (RIGHT, WRONG), strict=True):
         axes.text(start, 0.22, title, fontsize=10, color=colour)
     for row, (index, right, wrong) in enumerate(rows):
         top = 0.35 + row * ROW_HEIGHT
         label = sanitize_label(shorten_label(evaluated.result.labels[index]), 22)
-        axes.text(0.08, top + SAMPLE_SIDE / 2, label, fontsize=9, va="center", parse_math=False)
-        for start, images, colour in zip(starts, (right, wrong), (GREEN, DARK_RED), strict=True):
+        axes.text(0.08, top + SAMPLE_SIDE / 2, label, fontsize=LABEL_POINTS, va="center", parse_math=False)
+        for start, images, colour in zip(starts, (right, wrong), (RIGHT, WRONG), strict=True):
             for column, image in enumerate(images):
                 predicted = shorten_label(evaluated.result.labels[evaluated.predictions[image]])
-                note = "" if colour == GREEN else f"{predicted}"
+                note = "" if colour == RIGHT else f"{predicted}"
                 draw_thumbnail(axes, evaluated.found, image, (start + column * step, top), colour, note)
         if not wrong:
-            axes.text(starts[1], top + SAMPLE_SIDE / 2, "none", fontsize=9, va="center", color="#5f6670")
+            axes.text(starts[1], top + SAMPLE_SIDE / 2, "none", fontsize=LABEL_POINTS, va="center", color=SOFT)
     return figure
 
 

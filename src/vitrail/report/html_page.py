@@ -17,8 +17,9 @@ from xml.etree import ElementTree
 from PIL import Image
 
 from vitrail.errors import ConfigError
-from vitrail.figures import FIGURE_WIDTH, CaptionedFigure
+from vitrail.figures import CaptionedFigure
 from vitrail.files import make_folder, write_atomically
+from vitrail.style import css_variables
 from vitrail.text import TableCells, escape_unprintable
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def render_page(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape_html(title)}</title>
-<style>:root{{--wide:{round(FIGURE_WIDTH * CSS_PIXELS_PER_INCH)}px}}{STYLESHEET}{style}</style>
+<style>{css_variables()}{STYLESHEET}{style}</style>
 </head>
 <body>
 <main>
@@ -224,30 +225,22 @@ def escape_html(text: str) -> str:
 
 
 STYLESHEET = """
-:root{--paper:#fdfcfa;--ink:#22262b;--soft:#5b626b;--line:#dedad2;--shade:#f3f1ec;--link:#1f5a9b;
---text:Charter,"Bitstream Charter","Sitka Text",Cambria,Georgia,serif;
---sans:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
---mono:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
-@media screen and (prefers-color-scheme:dark){:root{--paper:#16181b;--ink:#dcdad5;--soft:#a2a7ae;--line:#363a40;
---shade:#1e2125;--link:#8ab8ea}}
 *{box-sizing:border-box}
-html{background:var(--paper);color:var(--ink);font:1.0625rem/1.6 var(--text);-webkit-text-size-adjust:100%;
-text-size-adjust:100%}
-body{margin:0;overflow-wrap:anywhere}
+html{background:var(--paper);color:var(--ink);-webkit-text-size-adjust:100%;text-size-adjust:100%}
+body{margin:0;font:var(--normal)/1.6 var(--sans);overflow-wrap:anywhere}
 main{max-width:66rem;margin:0 auto;padding:3.5rem 1rem 5rem}
-header>*,section>*{max-width:42rem;margin-left:auto;margin-right:auto}
+header>*,section>*{max-width:var(--column);margin-left:auto;margin-right:auto}
 header{margin-bottom:3.5rem}
-h1{font-size:clamp(1.7rem,1.2rem + 2.2vw,2.5rem);line-height:1.15;font-weight:600;letter-spacing:-.01em;
-margin-top:0;margin-bottom:1rem;text-wrap:balance}
-h2{font-size:1.35rem;line-height:1.3;font-weight:600;margin-top:3.5rem;margin-bottom:.75rem;padding-top:1rem;
+h1{font-size:var(--largest);line-height:1.25;font-weight:600;margin-top:0;margin-bottom:1rem;text-wrap:balance}
+h2{font-size:var(--large);line-height:1.3;font-weight:600;margin-top:3.5rem;margin-bottom:.75rem;padding-top:1rem;
 border-top:1px solid var(--line);scroll-margin-top:.5rem;text-wrap:balance}
 p{margin-top:0;margin-bottom:1em;white-space:pre-line;hyphens:auto}
-header p{font-size:1.15rem;color:var(--soft)}
+header p{font-size:var(--large);color:var(--soft)}
 a{color:var(--link);text-decoration-thickness:1px;text-underline-offset:.18em}
 a:focus-visible,[tabindex]:focus-visible{outline:2px solid var(--link);outline-offset:2px}
-nav{font:.95rem/1.5 var(--sans);border-top:1px solid var(--line);padding-top:1rem;margin-top:2rem}
-nav ol{margin:0;padding-left:1.6em;columns:17rem;column-gap:2.5rem}
-nav li{break-inside:avoid;padding:.15rem 0 .15rem .2rem}
+nav{line-height:1.5;border-top:1px solid var(--line);padding-top:1rem;margin-top:2rem}
+nav ol{margin:0;padding-left:1.5rem;columns:15rem;column-gap:2.5rem}
+nav li{break-inside:avoid;padding:.125rem 0 .125rem .25rem}
 nav li::marker{color:var(--soft);font-variant-numeric:tabular-nums}
 nav a{text-decoration:none}
 nav a:hover{text-decoration:underline}
@@ -257,21 +250,23 @@ figure{margin:0;min-width:0;width:100%;max-width:calc(var(--wide) + 1.5rem + 2px
 overflow-x:auto}
 .card svg,.card img{display:block;width:100%;height:auto;max-width:var(--own);min-width:var(--least);margin:0 auto}
 .card svg{stroke-linejoin:round;stroke-linecap:butt}
-figcaption{font:.875rem/1.5 var(--sans);color:var(--soft);max-width:42rem;margin:.7rem auto 0;white-space:pre-line}
+figcaption{font-size:var(--small);line-height:1.5;color:var(--soft);max-width:var(--column);margin:.75rem auto 0;
+white-space:pre-line}
 figcaption b{color:var(--ink);font-weight:600}
-.scroll{overflow-x:auto;width:fit-content;min-width:min(100%,42rem);max-width:min(100%,64rem);margin-top:1.25rem;margin-bottom:1.5rem}
-table{border-collapse:collapse;font:.9rem/1.45 var(--sans);font-variant-numeric:tabular-nums;
-border-top:2px solid var(--ink);border-bottom:2px solid var(--ink)}
-th,td{padding:.4rem .9rem .4rem .1rem;text-align:left;vertical-align:baseline;max-width:24rem;min-width:1rem;
+.scroll{overflow-x:auto;width:fit-content;min-width:min(100%,var(--column));max-width:min(100%,64rem);
+margin-top:1.25rem;margin-bottom:1.5rem}
+table{border-collapse:collapse;line-height:1.5;border-top:2px solid var(--ink);border-bottom:2px solid var(--ink)}
+th,td{padding:.375rem 1rem .375rem .125rem;text-align:left;vertical-align:baseline;max-width:24rem;min-width:1rem;
 overflow-wrap:break-word}
 th{font-weight:600;border-bottom:1px solid var(--ink);white-space:nowrap}
 tbody tr+tr td{border-top:1px solid var(--line)}
-.r{text-align:right;white-space:nowrap;padding-left:.9rem;padding-right:.1rem}
-.r+:not(.r){padding-left:1.2rem}
-pre{font:.8rem/1.5 var(--mono);background:var(--shade);border:1px solid var(--line);border-radius:6px;
-padding:.9rem 1rem;overflow-x:auto;overflow-wrap:normal;width:fit-content;min-width:min(100%,42rem);
+.r{text-align:right;white-space:nowrap;padding-left:1rem;padding-right:.125rem}
+td.r{font:var(--small)/1.5 var(--mono)}
+.r+:not(.r){padding-left:1.25rem}
+pre{font:var(--small)/1.5 var(--mono);background:var(--shade);border:1px solid var(--line);border-radius:6px;
+padding:1rem;overflow-x:auto;overflow-wrap:normal;width:fit-content;min-width:min(100%,var(--column));
 max-width:min(100%,64rem);tab-size:4}
-@media (max-width:30rem){main{padding-top:2rem}.card{padding:.4rem}
+@media (max-width:30rem){main{padding-top:2rem}.card{padding:.375rem}
 h2{margin-top:2.5rem}}
 @media print{html{font-size:10pt;background:#fff;color:#000}main{max-width:none;padding:0}
 figure,tr,pre{break-inside:avoid}h2{break-after:avoid}

@@ -16,6 +16,7 @@ from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions, default_methods
 from vitrail.inspection.nearest_neighbours import find_neighbours
 from vitrail.report.html_page import PageSection
+from vitrail.style import FIGURE_DPI
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 MAX_NEIGHBOURS = 5
 MAX_BANK_IMAGES = 1000  # of the data, evenly spaced, that neighbours are searched among
 MAX_RUN_FIGURES = 50
-FIGURE_DPI = 130  # as in `new_figure`
 
 
 def build_run_figures_section(run: Path) -> tuple[list[PageSection], list[str]]:

@@ -189,9 +189,9 @@ class AblationResults:
 
     def write(self, folder: Path) -> list[Path]:
         """Write table.json, table.md and, if there are results, ablation.png."""
-        from vitrail.study.plots import save_ablation_plot
+        from vitrail.study.plots import draw_ablation
 
-        return write_table_and_plot(self, save_ablation_plot, folder, "ablation.png")
+        return write_table_and_plot(self, draw_ablation, folder, "ablation.png")
 
 
 def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> str:
@@ -201,10 +201,17 @@ def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], align
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
 
-def write_table_and_plot(table: Any, save_plot: Callable[[Any, Path], bool], folder: Path, name: str) -> list[Path]:
+def write_table_and_plot(table: Any, draw: Callable[[Any], Any], folder: Path, name: str) -> list[Path]:
     texts = {"table.json": format_json(table.to_json()), "table.md": table.to_markdown()}
     written = write_texts_to_folder(folder, texts)
-    return [*written, folder / name] if save_plot(table, folder / name) else written
+    figure = draw(table)
+    if figure is None:
+        return written
+
+    from vitrail.figures import save_figure
+
+    save_figure(figure, folder / name)
+    return [*written, folder / name]
 
 
 def compute_mean(values: Sequence[float]) -> float | None:

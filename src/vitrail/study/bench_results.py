@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.figures import (
-    COLOURS,
-    GREY,
-    CaptionedFigure,
-    new_figure,
-    sanitize_label,
-    style_axes,
-)
+from vitrail.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
 from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
 from vitrail.study.result_files import Environment, format_json, write_texts_to_folder
 from vitrail.study.timing import CallTimings, MedianAndQuartiles
+from vitrail.style import GREY, NOTE_POINTS, PALETTE
 from vitrail.text import TableCells, format_count, format_table
 
 if TYPE_CHECKING:
@@ -174,7 +168,7 @@ def format_quartiles(spread: MedianAndQuartiles) -> str:
 def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
     """Draw one row per engine, grouped by case: images/s on the left, ratios on the right."""
     engines = list(dict.fromkeys(line.way for line in lines))
-    colours = {engine: COLOURS[n % len(COLOURS)] for n, engine in enumerate(engines)}
+    colours = {engine: PALETTE[n % len(PALETTE)] for n, engine in enumerate(engines)}
     positions, cases, y = list[float](), dict[Any, float](), 0.0
     for line in lines:
         if line.case not in cases:
@@ -194,14 +188,14 @@ def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
         name = model if len(model) <= MAX_MODEL_NAME_LENGTH else f"…{model[1 - MAX_MODEL_NAME_LENGTH :]}"
         label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH), format_count(threads, "thread")
         title = f"{label}  {format_image_size(size)} px, batch {batch}, {case_threads}"
-        left.text(0.01, top - 0.55, title, fontsize=8, transform=left.get_yaxis_transform(), parse_math=False)
+        left.text(0.01, top - 0.55, title, fontsize=NOTE_POINTS, transform=left.get_yaxis_transform(), parse_math=False)
     speeds = [line.images_per_second.median for line in lines]
     if max(speeds) > 20 * min(speeds):
         left.set_xscale("log")
     else:
         left.set_xlim(left=0)
     right.axvline(1, color=GREY, linewidth=1, zorder=0)
-    left.set_yticks(positions, [line.way for line in lines], fontsize=8)
+    left.set_yticks(positions, [line.way for line in lines], fontsize=NOTE_POINTS)
     left.set_ylim(max(positions) + 0.8, -1.1)
     style_axes(left, "images per second")
     bases = {line.base for line in lines}

@@ -6,12 +6,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitrail.figures import COLOUR_MAP, COLOURS, GREY, RED, CaptionedFigure, new_figure, style_axes
-from vitrail.inspection.position_similarity import position_similarity
+from vitrail.figures import CaptionedFigure, new_figure, style_axes
+from vitrail.inspection.position_similarity import choose_cosine_scale, position_similarity
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, sinusoid_1d, sinusoid_2d
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.recipes.schedule import lr_factor
+from vitrail.style import DIVERGING_MAP, GREY, PALETTE, RED, TITLE_POINTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,9 +62,9 @@ def plot_activations() -> CaptionedFigure:
         figure = new_figure(6.5, 5.6)
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
         styles = (
-            ("gelu", "GELU", COLOURS[0], "-"),
-            ("tanh", "GELU, tanh approximation", COLOURS[1], (0, (3, 4))),  # the gaps show the curve below
-            ("silu", "SiLU (in SwiGLU)", COLOURS[2], "-."),
+            ("gelu", "GELU", PALETTE[0], "-"),
+            ("tanh", "GELU, tanh approximation", PALETTE[1], (0, (3, 4))),  # the gaps show the curve below
+            ("silu", "SiLU (in SwiGLU)", PALETTE[2], "-."),
             ("relu", "ReLU", GREY, ":"),
         )
         for name, label, colour, style in styles:
@@ -110,7 +111,7 @@ def plot_schedules(steps: int = 1000, warmup: int = 100) -> CaptionedFigure:
         for number, (name, values) in enumerate(curves.items()):
             style = ("-", "--", "-.", ":")[number]
             label = name.replace("inverse_sqrt", "inverse square root")
-            axes.plot(np.arange(1, steps + 1), values, style, color=COLOURS[number], label=label, linewidth=1.8)
+            axes.plot(np.arange(1, steps + 1), values, style, color=PALETTE[number], label=label, linewidth=1.8)
         axes.set(xlabel="step", ylabel="learning rate relative to its peak", xlim=(0, steps), ylim=(0, 1.05))
         axes.grid(alpha=0.25, linewidth=0.6)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
@@ -144,21 +145,21 @@ def plot_sinusoid_positions(grid: Grid = (14, 14), width: int = 64) -> Captioned
     def draw() -> "Figure":
         figure = new_figure(8.5, 7.6)
         panels: Any = figure.subplots(2, 2)
-        lowest = min(each.min() for each in similarities.values())
+        scale = choose_cosine_scale(np.array([*similarities.values()]))
         for number, (name, title) in enumerate((("1-D", "1-D: row by row"), ("2-D", "2-D: column and row"))):
             table: Axes = panels[0, number]
             values = table.imshow(
-                tables[name], cmap=COLOUR_MAP, vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+                tables[name], cmap=DIVERGING_MAP, vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
             )
             table.set(xlabel="dimension", ylabel="patch" if number == 0 else "")
-            table.set_title(title, fontsize=11, loc="left")
+            table.set_title(title, fontsize=TITLE_POINTS, loc="left")
             similarity: Axes = panels[1, number]
-            cosines = similarity.imshow(similarities[name], cmap=COLOUR_MAP, vmin=lowest, vmax=1)
+            cosines = similarity.imshow(similarities[name], **scale)
             similarity.plot(
                 column, row, "o", markersize=7, markerfacecolor="none", markeredgecolor=RED, markeredgewidth=2
             )
             similarity.set(xlabel="patch column", ylabel="patch row" if number == 0 else "")
-            similarity.set_title("similarity to the circled patch", fontsize=11, loc="left")
+            similarity.set_title("similarity to the circled patch", fontsize=TITLE_POINTS, loc="left")
             if number == 1:
                 figure.colorbar(values, ax=panels[0], label="value")
                 figure.colorbar(cosines, ax=panels[1], label="cosine similarity")

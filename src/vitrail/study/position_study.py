@@ -161,9 +161,9 @@ class PositionStudyResults:
 
     def write(self, folder: Path) -> list[Path]:
         """Write table.json, table.md and, if there are results, positions.png."""
-        from vitrail.study.plots import save_position_study_plot
+        from vitrail.study.plots import draw_position_study
 
-        return write_table_and_plot(self, save_position_study_plot, folder, "positions.png")
+        return write_table_and_plot(self, draw_position_study, folder, "positions.png")
 
 
 def plan_position_study(

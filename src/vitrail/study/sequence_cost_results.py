@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.figures import COLOURS, CaptionedFigure, new_figure, style_axes
+from vitrail.figures import CaptionedFigure, new_figure, style_axes
 from vitrail.study.result_files import Environment, format_json, write_texts_to_folder
 from vitrail.study.timing import MedianAndQuartiles
 from vitrail.study.token_mixers import KERNEL_SIZE, KEYS_PER_QUERY, TokenMixer
+from vitrail.style import NOTE_POINTS, PALETTE
 from vitrail.text import TableCells, format_table
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def draw_cost(results: CostResults) -> "Figure":
     figure = new_figure(12 if with_memory else 6.5, 5.2)
     panels = figure.subplots(1, 2 if with_memory else 1, squeeze=False)[0]
     for number, mixer in enumerate(results.mixers):
-        colour, cells = COLOURS[number % len(COLOURS)], results.select_cells(mixer.name)
+        colour, cells = PALETTE[number % len(PALETTE)], results.select_cells(mixer.name)
         time, memory = results.fit_time_exponent(mixer.name), results.fit_memory_exponent(mixer.name)
         times = {cell.tokens: 1000 * cell.seconds.median for cell in cells}
         plot_cost_line(panels[0], times, mixer.time, colour, format_legend(mixer, mixer.time, time and time.median))
@@ -209,10 +210,10 @@ def draw_cost(results: CostResults) -> "Figure":
         style_axes(panels[1], "memory: inputs and peak allocation")
     for axes, label in zip(panels, ("time (ms)", "memory (MB)"), strict=False):
         axes.set(xscale="log", yscale="log", xlabel="tokens (dashed and in brackets: theory)", ylabel=label)
-        axes.set_xticks(results.tokens, [f"{n:,}" for n in results.tokens], fontsize=8, rotation=30)
+        axes.set_xticks(results.tokens, [f"{n:,}" for n in results.tokens], fontsize=NOTE_POINTS, rotation=30)
         axes.minorticks_off()
         axes.grid(alpha=0.25, linewidth=0.6)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=NOTE_POINTS)
     return figure
 
 

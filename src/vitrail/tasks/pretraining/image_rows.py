@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.figures import FIGURE_WIDTH, CaptionedFigure, new_figure
+from vitrail.figures import CaptionedFigure, new_figure
+from vitrail.style import FIGURE_WIDTH, LABEL_POINTS, TITLE_POINTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,8 +44,8 @@ def draw_image_rows(title: str, rows: Mapping[str, NDArray[Any]]) -> "Figure":
             axes.imshow(image, cmap="magma", vmin=0, vmax=largest, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
-        axes_row[0].set_ylabel(label, fontsize=9)
-    figure.suptitle(title, fontsize=11, x=0.02, ha="left")
+        axes_row[0].set_ylabel(label, fontsize=LABEL_POINTS)
+    figure.suptitle(title, fontsize=TITLE_POINTS, x=0.02, ha="left")
     return figure
 
 

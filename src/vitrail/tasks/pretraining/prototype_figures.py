@@ -7,9 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.figures import BLUE, COLOUR_MAP, FIGURE_WIDTH, CaptionedFigure, new_figure, style_axes
+from vitrail.figures import CaptionedFigure, new_figure, style_axes
 from vitrail.layers.attention import SelfAttention
 from vitrail.models.contract import ImageModel
+from vitrail.style import BLUE, FIGURE_WIDTH, LABEL_POINTS, SEQUENTIAL_MAP
 from vitrail.tasks.pretraining.image_rows import to_rgb
 
 if TYPE_CHECKING:
@@ -87,9 +88,9 @@ def draw_attention(images: NDArray[np.uint8], maps: NDArray[np.float32]) -> "Fig
     for row, line in enumerate(figure.subplots(len(images), columns, squeeze=False)):
         line[0].imshow(pixels[row])
         for head, axes in enumerate(line[1:]):
-            axes.imshow(maps[row, head], cmap=COLOUR_MAP, vmin=0)
+            axes.imshow(maps[row, head], cmap=SEQUENTIAL_MAP, vmin=0)
         for column, axes in enumerate(line):
             axes.axis("off")
             if row == 0:
-                axes.set_title("image" if column == 0 else f"head {column}", fontsize=9)
+                axes.set_title("image" if column == 0 else f"head {column}", fontsize=LABEL_POINTS)
     return figure
