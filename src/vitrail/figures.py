@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import ConfigError, missing_package_error
-from vitrail.files import make_folder, write_atomically
+from vitrail.files import make_folder, make_writable_folder, refuse_existing_outputs, write_atomically
 from vitrail.style import FIGURE_DPI, TITLE_POINTS
 from vitrail.text import escape_unprintable
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
+Verdict = Literal["", "right", "wrong"]
+VERDICT_MARKS = {"right": "✓", "wrong": "✗"}  # next to the word, since colors alone are not seen by everyone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class CaptionedFigure:
     caption: str  # also the text alternative for screen readers
     arrays: "Mapping[str, NDArray[Any]]"
     draw: "Callable[[], Figure]" = field(repr=False)
+    legend: str = ""  # what the marks mean, said once for several figures of a page
+    verdict: Verdict = ""  # of the prediction that it shows
 
     def to_png(self) -> bytes:
         return self.render("png")
@@ -57,7 +61,7 @@ class CaptionedFigure:
         folder, figure = Path(folder), self.draw()
         written = list_figure_paths(folder, [self.name], kinds, arrays=arrays)
         for path in written[: len(kinds)]:
-            save_figure(figure, path, title=self.title, caption=self.caption)
+            save_figure(figure, path, title=self.title, caption=f"{self.legend} {self.caption}".strip())
         if arrays:
             make_folder(folder)
             write_atomically(written[-1], lambda place: write_npz(place, self.arrays))
@@ -77,6 +81,48 @@ def list_figure_paths(
 ) -> list[Path]:
     """The files that figures of these names are saved to."""
     return [folder / f"{name}{kind}" for name in names for kind in (*kinds, *[".npz"] * arrays)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureFolder:
+    """Where figures are saved: a folder, with one file per figure and kind."""
+
+    path: Path
+    kinds: Sequence[str] = (".png",)
+    arrays: bool = False
+    overwrite: bool = False
+
+    def list_paths(self, names: Sequence[str]) -> list[Path]:
+        return list_figure_paths(self.path, names, self.kinds, arrays=self.arrays)
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Fail before the work if files exist, the folder cannot be written or figures cannot be drawn."""
+        paths = self.list_paths(names)
+        refuse_existing_outputs(paths, overwrite=self.overwrite)
+        for folder in dict.fromkeys([path.parent for path in paths]):
+            make_writable_folder(folder)
+        new_figure(1, 1)
+
+    def save(self, figure: CaptionedFigure) -> list[Path]:
+        return figure.save(self.path, self.kinds, arrays=self.arrays)
+
+    def finish(self) -> None:
+        """Called after the last figure."""
+
+
+class FigureFile(FigureFolder):
+    """One figure in a file of a given name; other kinds and the arrays are next to it."""
+
+    def list_paths(self, names: Sequence[str]) -> list[Path]:
+        if len(names) > 1:
+            page = self.path.with_suffix(".html")
+            raise ConfigError(
+                f"{self.path} is one figure, but there are {len(names)}; use {page} for one page, or a folder"
+            )
+        return list_figure_paths(self.path.parent, [self.path.stem], self.kinds, arrays=self.arrays)
+
+    def save(self, figure: CaptionedFigure) -> list[Path]:
+        return replace(figure, name=self.path.stem).save(self.path.parent, self.kinds, arrays=self.arrays)
 
 
 def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:

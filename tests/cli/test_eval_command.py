@@ -1,6 +1,9 @@
 """vitrail eval on the command line."""
 
+import csv
+import html
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.noisy_weights import add_weight_noise
+from support.saved_models import write_convnet_folder
+from support.toy_datasets import write_class_folders
 
 import vitrail
 from vitrail.cli import build_app
@@ -206,3 +211,122 @@ def test_public_weights_from_a_file(
     assert "; 20 images, " in seen.out
     assert "ReaL top-1 " in seen.out
     assert "class numbers of the model" in seen.err
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_wrong_predictions_as_a_list(
+    photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "lists" / "wrong.csv"
+    run(model, "--data", photos, "--wrong", out, "--batch", "5")
+    assert capsys.readouterr().out.endswith(f"\n\n6 of 12 are predicted wrong: {out}, most confident mistakes first\n")
+    rows = read_rows(out)
+    assert [*rows[0]] == ["file", "label", "predicted", "probability", "label_probability"]
+    found = [float(row["probability"]) for row in rows]
+    assert found == sorted(found, reverse=True)
+    predictor = vitrail.Predictor(model)
+    wrong = {str(path) for path in photos.rglob("*.png") if predictor.predict(path).top[0].label != path.parent.name}
+    assert {row["file"] for row in rows} == wrong
+    assert len(rows) == len(wrong) == 6
+    for row in rows:
+        top, second = predictor.predict(row["file"]).top
+        assert (row["predicted"], row["label"]) == (top.label, second.label)
+        assert Path(row["file"]).parent.name == row["label"]
+        assert float(row["probability"]) == pytest.approx(top.probability, abs=1e-4)
+        assert float(row["label_probability"]) == pytest.approx(second.probability, abs=1e-4)
+
+
+def test_formulas_in_the_list_are_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_class_folders(tmp_path / "=photos", **{"=1+1": 4, "@bees": 4})
+    save_model(tmp_path / "model", ["=1+1", "@bees"])
+    run("model", "--data", "=photos", "--wrong", "wrong.csv")
+    for row in read_rows(tmp_path / "wrong.csv"):
+        assert row["file"].startswith("./=photos/")
+        assert {row["label"], row["predicted"]} == {"'=1+1", "'@bees"}
+
+
+def test_wrong_predictions_as_a_page(
+    photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "ants" / "0.png").rename(photos / "ants" / "<script>alert(1)<|script>.png")
+    run(model, "--data", photos, "--wrong", tmp_path / "wrong.html")
+    page = (tmp_path / "wrong.html").read_text("utf-8")
+    assert "<h1>6 of 12 images predicted wrong</h1>" in page
+    assert page.count("<article>") == 6
+    assert page.count('src="data:image/webp;base64,') == 12, "each image, and what the model looked at"
+    assert "<script" not in page
+    assert "(gradient rollout over 1 layer)" in page
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page), "one file that works offline"
+    run(model, "--data", photos, "--wrong", tmp_path / "wrong.csv")
+    names = [re.escape(html.escape(row["file"])) for row in read_rows(tmp_path / "wrong.csv")]
+    assert re.search(".*".join(f'class="file">{name}<' for name in names), page), "in the order of the list"
+
+
+def test_a_page_shows_the_most_confident_of_many(
+    photos: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitrail.report.wrong_page.MAX_SHOWN", 2)
+    run(model, "--data", photos, "--wrong", tmp_path / "wrong.html")
+    page = (tmp_path / "wrong.html").read_text("utf-8")
+    assert page.count("<article>") == 2
+    assert "The 2 most confident of 6 are shown." in page
+
+
+@pytest.mark.parametrize("kind", ["exported", "convnet"])
+def test_a_page_without_maps(photos: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if kind == "exported":
+        pytest.importorskip("onnxruntime", reason="needs the extra `export`")
+        from vitrail.export.export import export_model
+
+        loaded = vitrail.open_model(save_model(tmp_path / "torch", ["ants", "bees"]))
+        export_model(loaded.module, tmp_path / "model", preprocessing=loaded.preprocessing, labels=loaded.labels)
+    else:
+        write_convnet_folder(tmp_path / "model")
+    run(tmp_path / "model", "--data", photos, "--wrong", tmp_path / "wrong.html")
+    page = (tmp_path / "wrong.html").read_text("utf-8")
+    assert page.count("data:image/webp") == page.count("<article>") > 0
+    assert "What the model looked at is not shown: " in page
+
+
+def test_no_wrong_predictions(photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(model, "--data", photos, "--wrong", tmp_path / "all.csv")
+    for row in read_rows(tmp_path / "all.csv"):
+        Path(row["file"]).unlink()
+    capsys.readouterr()
+    for name in ("wrong.csv", "wrong.html"):
+        run(model, "--data", photos, "--wrong", tmp_path / name)
+        assert capsys.readouterr().out.endswith(f"\n\nno image is predicted wrong: {tmp_path / name} lists none\n")
+    assert (tmp_path / "wrong.csv").read_text() == "file,label,predicted,probability,label_probability\n"
+    assert "<h1>No image was predicted wrong</h1>" in (tmp_path / "wrong.html").read_text("utf-8")
+
+
+def test_the_last_line_says_how_to_list_what_is_wrong(
+    photos: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(model, "--data", photos)
+    *_, empty, last = capsys.readouterr().out.splitlines()
+    expected = "6 of 12 are predicted wrong: list them with --wrong wrong.csv, see them with --wrong wrong.html"
+    assert (empty, last) == ("", expected)
+
+
+def test_names_of_the_file_of_wrong_predictions(photos: Path, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    for name, message in (
+        ("wrong.txt", r"^--wrong .*wrong\.txt; expected a file name that ends in \.csv or \.html$"),
+        ("wrong", r"expected a file name that ends in \.csv or \.html$"),
+        ("folder.csv", r"^--wrong .*folder\.csv is a folder; expected the name of a file$"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run(model, "--data", photos, "--wrong", tmp_path / name)
+        with pytest.raises(ConfigError, match=message):
+            run(model, "--data", photos, "--wrong", tmp_path / name, "--overwrite")
+    with pytest.raises(VitrailError, match=r"nowhere' does not exist"):
+        run(model, "--data", tmp_path / "nowhere", "--wrong", tmp_path / "new" / "wrong.csv")
+    assert not (tmp_path / "new").exists()

@@ -19,6 +19,8 @@ COMMANDS = {  # arguments of a command, and an existing file that it would repla
     "look MODEL -o out --svg": "out/position_similarity.svg",
     "report MODEL -o out/page.html": "out/page.html",
     "eval MODEL --data photos --out out": "out/evaluation.json",
+    "eval MODEL --data photos --wrong out/wrong.csv": "out/wrong.csv",
+    "eval MODEL --data photos --wrong out/wrong.html": "out/wrong.html",
     "compare MODEL --data photos --out out": "out/comparison.png",
     "bench MODEL --engines eager --batches 1 --rounds 3 --starts 0 -o out": "out/bench.txt",
     "study cost --tokens 64 --budget 1 -o out": "out/cost.json",

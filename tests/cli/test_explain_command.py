@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -187,7 +188,7 @@ def test_empty_map_is_reported(vitrail_: Run, photo: Path, tmp_path: Path) -> No
     assert result.err == f"vitrail: note: {expected}\n"
     explanation = Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "grad-rollout")
     assert explanation.is_empty
-    assert "no evidence for the class" in explanation.figure.caption
+    assert explanation.figure.title.startswith("Nothing that the model looked at supports class 0 (")
     assert not Explainer(model, preprocessing=vitrail.Preprocessing()).explain(photo, "rollout").is_empty
 
 
@@ -314,3 +315,81 @@ def test_check_needs_one_map(vitrail_: Run, tmp_path: Path) -> None:
         2,
         f"vitrail: --check needs attention maps, and there are none: {why}\n",
     )
+
+
+def test_a_name_of_a_page_is_one_page_with_the_check(vitrail_: Run, model: Path, photos: Path, tmp_path: Path) -> None:
+    done = vitrail_("explain", model, photos, "-o", "why.html")
+    assert (done.code, done.err) == (0, "")
+    assert all(", why.html; without the 30% most " in line for line in done.out.splitlines())
+    assert Path("why.html").is_file()
+    page = Path("why.html").read_text("utf-8")
+    assert page.count("<figure ") == len(done.out.splitlines()) == 4
+    assert f"<h1>What {model.name} looked at</h1>" in page
+    assert page.count("Bright: the patches that it looked at for this class. Dashed frame: ") == 1, "not per figure"
+    assert "Gradient rollout over 2 layers." in page
+    assert (
+        len(set(re.findall(r"What the model looked at for \w+ \([\d.]+%\)\.</b> (\d)\.(?:png|jpg): pred", page))) == 3
+    )
+    assert page.count("Check: without the 30% of the patches that it looked at most, ") == 2 * 4, "text and alternative"
+    again = vitrail_("explain", model, photos, "-o", "why.html")
+    assert (again.code, again.out) == (2, "")
+    assert again.err.startswith("vitrail: why.html already exists; use --overwrite")
+
+
+@pytest.mark.parametrize("words", ["--method heads", "--method norms", "--layer all", "--method pca"])
+def test_a_page_of_maps_without_a_check(vitrail_: Run, model: Path, photo: Path, tmp_path: Path, words: str) -> None:
+    done = vitrail_("explain", model, photo, "-o", tmp_path / "why.htm", *words.split())
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith("why.htm\n")
+    page = (tmp_path / "why.htm").read_text("utf-8")
+    assert (page.count("<figure "), page.count("Check: ")) == (1, 0)
+
+
+def test_a_name_of_an_image_is_one_figure(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "why.png"
+    done = vitrail_("explain", model, photo, "-o", out, "--svg", "--arrays")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith(f", {out}, {out.with_suffix('.svg')}, {out.with_suffix('.npz')}\n")
+    assert sorted(path.name for path in out.parent.iterdir()) == ["why.npz", "why.png", "why.svg"]
+    with Image.open(out) as drawn:
+        assert drawn.info["Title"].startswith("What the model looked at for ")
+        assert drawn.info["Description"].startswith("Bright: the patches that it looked at for this class. Dashed ")
+    headless = write_model_folder(tmp_path / "headless", classes=0, labels=None)
+    assert vitrail_("explain", headless, photo, "-o", tmp_path / "one.png").out.endswith(f": {tmp_path / 'one.png'}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("photos -o why.png", "why.png is one figure, but there are 4; use why.html for one page, or a folder"),
+        ("photos -o why.jpg", "-o why.jpg; expected a page (.html), one figure (.png, .svg, .pdf), or a folder"),
+        ("photos -o why.csv", "-o why.csv; expected a page (.html), one figure (.png, .svg, .pdf), or a folder"),
+        (
+            "photos -o why.html --arrays",
+            "--arrays with the page why.html, which is a single file; expected a folder, such as -o why",
+        ),
+        (
+            "photos -o old.html",
+            "-o old.html is a folder; expected the name of a new file, or of a folder without .html",
+        ),
+    ],
+)
+def test_names_that_cannot_be_written(
+    vitrail_: Run, model: Path, photos: Path, tmp_path: Path, words: str, message: str, no_work: None
+) -> None:
+    (tmp_path / "old.html").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    done = vitrail_("explain", model, *words.split())
+    assert (done.code, done.out, done.err) == (2, "", f"vitrail: {message}\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_page_holds_a_hundred_figures(vitrail_: Run, model: Path, photo: Path, no_work: None) -> None:
+    done = vitrail_("explain", model, *[photo] * 101, "-o", photo.parent / "why.html")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith("why.html for 101 figures; expected at most 100 on a page: use a folder\n")
+
+
+def test_a_folder_may_have_a_dot_in_its_name(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:
+    assert vitrail_("explain", model, photo, "-o", tmp_path / "maps.v2").code == 0
+    assert [path.name for path in (tmp_path / "maps.v2").iterdir()] == ["photo.grad-rollout.png"]

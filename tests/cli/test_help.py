@@ -30,7 +30,7 @@ OFF_BY_DEFAULT = {  # without a value, nothing happens that the text does not sa
         "--teacher-cache",
         "--trust-code",
     ),
-    *("--without", "--with", "--check", "--out", "--real"),
+    *("--without", "--with", "--check", "--out", "--real", "--wrong"),
 }
 
 
@@ -234,3 +234,21 @@ def test_suggestions_lead_to_something_that_exists() -> None:
 def test_a_wrong_call_is_one_line(vitrail_: Run, words: str, message: str) -> None:
     done = vitrail_(*words.split())
     assert (done.code, done.out, done.err) == (2, "", f"vitrail: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("explain", "[OPTIONS] MODEL [IMAGES...]"),
+        ("models", "[OPTIONS] [PATTERNS...]"),
+        ("runs", "[OPTIONS] [FOLDER]"),
+        ("predict", "[OPTIONS] MODEL IMAGES..."),
+    ],
+)
+def test_usage_names_the_arguments(vitrail_: Run, command: str, usage: str) -> None:
+    assert vitrail_(command, "--help").out.splitlines()[0] == f"Usage: vitrail {command} {usage}"
+
+
+def test_options_that_take_words_do_not_say_int() -> None:
+    shown = [format_names(each) for each in list_options("explain")]
+    assert {"--layer LAYER", "--head HEAD"} <= set(shown)

@@ -217,3 +217,19 @@ def test_public_weights_on_real_photos(key: str, shared: Callable[[str], Path]) 
 def test_public_weights_on_all_real_photos(key: str, shared: Callable[[str], Path]) -> None:
     found = evaluate_imagenet_photos(shared, key, step=1)
     assert (found.top1, found.top5) == REAL[key][1:]
+
+
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_wrong_predictions_match_a_direct_computation(dataset: ArrayDataset, batch: int) -> None:
+    model = toy()
+    logits, labels = compute_logits_and_labels(model, dataset)
+    probabilities, said = logits.softmax(-1), logits.argmax(-1)
+    found = evaluate(model, dataset, SEEN_AS, batch=batch).wrong
+    order = sorted((n for n in range(23) if said[n] != labels[n]), key=lambda n: -probabilities[n].max().item())
+    assert [each.index for each in found] == order
+    for each in found:
+        n = each.index
+        assert (each.name, each.label) == (dataset.name(n), CLASSES[labels[n]])
+        assert each.predicted == CLASSES[said[n]]
+        assert each.probability == pytest.approx(probabilities[n, said[n]].item(), abs=1e-5)
+        assert each.label_probability == pytest.approx(probabilities[n, labels[n]].item(), abs=1e-5)

@@ -32,14 +32,14 @@ def test_figure(method: Any) -> None:
     pytest.importorskip("matplotlib", reason=PLOT)
     size = (90, 30)
     found = explainer().explain(make_image(*size), method)
-    unit = "token norm" if method == "norms" else "attention (1 = uniform)"
-    check_figure(found.figure, unit)
+    unit = "token norm" if method == "norms" else "attention (1 = average)"
+    check_figure(found.figure, f"{unit}\noutlined: the strongest 5%")
     figure = found.figure.draw()
     photo_axes, over = figure.axes[:2]
     for axes in (photo_axes, over):
         assert axes.get_aspect() == 1
         assert (axes.get_xlim(), axes.get_ylim()) == ((-0.5, size[1] - 0.5), (size[0] - 0.5, -0.5))
-    bar = next(axes for axes in figure.axes if axes.get_ylabel() == unit)
+    bar = next(axes for axes in figure.axes if axes.get_ylabel().startswith(unit))
     low, high = bar.get_ylim()
     scaled = found.map * (1 if method == "norms" else 6)
     assert low == (scaled.min() if method == "norms" else 0)
@@ -48,7 +48,12 @@ def test_figure(method: Any) -> None:
     predicted = next(axes for axes in figure.axes if axes.get_title() == "prediction")
     assert [each.get_text() for each in predicted.texts][::2] == [each.name for each in found.prediction.top]
     assert found.explained_class is not None
-    assert f"{found.explained_class.name} {found.explained_class.probability:.1%}" in figure.get_suptitle()
+    name = f"{found.explained_class.name} ({found.explained_class.probability:.1%})"
+    titles = {
+        "grad-rollout": f"What the model looked at for {name}",
+        "norms": "How strong the features of each patch are",
+    }
+    assert figure.get_suptitle() == found.figure.title == titles[method]
     assert set(found.figure.arrays) == {"maps", "photo", "box"}
 
 
@@ -78,7 +83,7 @@ def test_names_of_any_kind(label: str, name: str, file: str, tmp_path: Path) -> 
     captioned = subject.explain_resolved(make_image(), subject.resolve_options(ExplainOptions()), name).figure
     assert captioned.save(tmp_path) == [tmp_path / file]
     assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
-    assert f" of {Path(name).name or 'image'} (" in captioned.caption
+    assert captioned.caption.startswith(f"{Path(name).name or 'image'}: predicted ")
 
 
 def test_explanations_are_hashable() -> None:

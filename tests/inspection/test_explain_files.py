@@ -8,6 +8,7 @@ from support.toy_datasets import write_image
 
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError, DataError
+from vitrail.figures import FigureFolder
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_files import check_by_occlusion, explain_files
 from vitrail.inspection.explain_options import ExplainOptions
@@ -26,7 +27,13 @@ def test_figures_are_written_and_unreadable_images_skipped(explainer: Explainer,
     options = [explainer.resolve_options(ExplainOptions(method="rollout"))]
     found = list(
         explain_files(
-            explainer, images, options, tmp_path / "out", check=True, on_error=errors.append, progress=done.append
+            explainer,
+            images,
+            options,
+            FigureFolder(path=tmp_path / "out"),
+            check=True,
+            on_error=errors.append,
+            progress=done.append,
         )
     )
     assert [each.written for each in found] == [[tmp_path / "out" / f"a.rollout{n}.png"] for n in ("", "-2")]
@@ -43,10 +50,10 @@ def test_existing_figures_are_replaced_only_on_request(explainer: Explainer, tmp
     (tmp_path / "a.norms.npz").write_text("mine")
     options = [explainer.resolve_options(ExplainOptions(method="norms"))]
     images = [ImageItem(str(photo), str(photo))]
-    list(explain_files(explainer, images, options, tmp_path))
+    list(explain_files(explainer, images, options, FigureFolder(path=tmp_path)))
     (tmp_path / "a.norms.png").unlink()
     with pytest.raises(ConfigError, match=r"a.norms.npz already exists; use `overwrite`"):
-        list(explain_files(explainer, images, options, tmp_path, arrays=True))
+        list(explain_files(explainer, images, options, FigureFolder(path=tmp_path, arrays=True)))
     assert not (tmp_path / "a.norms.png").exists()
-    list(explain_files(explainer, images, options, tmp_path, arrays=True, overwrite=True))
+    list(explain_files(explainer, images, options, FigureFolder(path=tmp_path, arrays=True, overwrite=True)))
     assert (tmp_path / "a.norms.npz").read_bytes()[:2] == b"PK"

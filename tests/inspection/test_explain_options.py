@@ -230,9 +230,19 @@ def test_a_custom_model() -> None:
 
 
 def test_descriptions_and_titles() -> None:
-    assert ExplainOptions().description == "rollout"
-    assert ExplainOptions(token="1,2").description == "rollout from patch 1,2"
-    assert ExplainOptions(method="attention", token="distill").description == "attention from the distill token"
+    assert ExplainOptions().description == "rollout over all layers, mean over heads"
+    assert ExplainOptions(method="grad-rollout", layer=11).description == "gradient rollout over 12 layers"
+    assert ExplainOptions(method="grad-rollout", layer=0).description == "gradient rollout over 1 layer"
+    assert (
+        ExplainOptions(method="attention", layer="all", head="all").description == "attention in each layer, each head"
+    )
+    assert ExplainOptions(discard=0.9, layer=1).description.endswith(", without the smallest 90% of each row")
+    assert ExplainOptions(method="norms", layer=3).description == "token norms after layer 3"
+    assert ExplainOptions(method="pool").description == "weights of the attention pool"
+    assert ExplainOptions().looks == "What the model looked at"
+    assert ExplainOptions(token="1,2").looks == "What patch 1,2 looked at"
+    assert ExplainOptions(method="windows", token="1,2", layer=3).looks == "What window 1,2 looked at in layer 3"
+    assert ExplainOptions(method="attention", token="distill").looks == "What the distill token looked at"
     assert EXPLAIN_METHODS == ("rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms")
 
 

@@ -40,10 +40,10 @@ def test_heads_equal_the_captured_attention(classes: int) -> None:
     )
     np.testing.assert_allclose(found.mean, subject.explain(make_image(), "attention").map, rtol=1e-5)
     assert set(found.figure.arrays) == {"maps", "mean", "attention", "photo", "box"}
-    assert "attention of the class token" in found.figure.title
+    assert found.figure.title == "What the class token looked at in layer 2, head by head"
     titles = [axes.get_title() for axes in found.figure.draw().axes]
     assert titles[: 2 + len(expected)] == [
-        "model input (dashed)",
+        "dashed: what it sees",
         "mean over heads",
         *(f"head {n}" for n in range(len(expected))),
     ]
@@ -60,13 +60,13 @@ def test_masks_keep_the_fewest_patches_that_hold_the_mass() -> None:
     found = make_explainer().explain(make_image(), mass=0.6)
     assert found.options.method == "heads"
     np.testing.assert_array_equal(found.figure.arrays["masks"], mask_by_mass(found.maps, 0.6))
-    assert "60%" in found.figure.caption
+    assert "hold 60% of a head's attention" in found.figure.legend
 
 
 def test_pooled_patches_are_the_query_without_a_class_token() -> None:
     subject = Explainer("cct_cifar10")
     found = subject.explain("example:cat", "heads")
-    assert "the pooled tokens" in found.figure.title
+    assert found.figure.title == "What the model looked at in layer 3, head by head"
     assert found.attention is not None
     np.testing.assert_allclose(found.attention.sum(-1), 1, rtol=1e-5)
 

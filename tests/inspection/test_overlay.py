@@ -147,7 +147,7 @@ def test_query_patch_is_outlined() -> None:
     assert len(axes.lines) == 2  # black on white, visible on any background
     assert axes.lines[0].get_color() != axes.lines[1].get_color()
     assert sorted(set(photo_axes.lines[0].get_xdata())) == pytest.approx([-0.5, 59.5])  # the frame of the model's input
-    assert photo_axes.get_title() == "dashed: model input"
+    assert photo_axes.get_title() == "dashed: what it sees"
 
 
 @pytest.mark.parametrize("shade", [0, 255])

@@ -14,6 +14,7 @@ from vitrail.data.collages import CollageImages, PlacedGarment
 from vitrail.data.image_items import ImageItem
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.errors import ConfigError
+from vitrail.figures import FigureFolder
 from vitrail.inspection.caption_figures import describe_files, describe_image
 from vitrail.inspection.collage_scores import NounScores, find_hits, list_nouns, score_nouns, sum_inside
 from vitrail.inspection.word_patches import WordAttention, attend_words, find_patch_grid
@@ -202,7 +203,7 @@ def test_figures_show_one_map_per_word(tmp_path: Path) -> None:
         Image.fromarray(images.source(index)[..., 0]).save(tmp_path / f"{index}.png")
     items = [ImageItem(tmp_path / f"{index}.png", f"{index}.png") for index in (0, 1, 0)]
     search = SearchSettings(beam=1, length=5)
-    found = list(describe_files(captioner, items, search, tmp_path / "out", arrays=True, layer=1))
+    found = list(describe_files(captioner, items, search, FigureFolder(path=tmp_path / "out", arrays=True), layer=1))
     for each, name in zip(found, ("0.words", "1.words", "0.words-2"), strict=True):
         assert each.written == (tmp_path / "out" / f"{name}.png", tmp_path / "out" / f"{name}.npz")
         stored = np.load(tmp_path / "out" / f"{name}.npz")
@@ -213,7 +214,7 @@ def test_figures_show_one_map_per_word(tmp_path: Path) -> None:
         assert "".join(each.attention.words) == each.caption.text.replace(" ", "")
     assert found[0].to_json()["written"] == [str(path) for path in found[0].written]
     with pytest.raises(ConfigError, match="already exists; use `overwrite`"):
-        next(describe_files(captioner, items, search, tmp_path / "out"))
+        next(describe_files(captioner, items, search, FigureFolder(path=tmp_path / "out")))
     with pytest.raises(ConfigError, match="`layer` is 7; expected 0 to 1"):
         describe_image(captioner, tmp_path / "0.png", GREEDY, layer=7)
 

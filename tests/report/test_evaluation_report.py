@@ -11,6 +11,7 @@ from support.saved_models import LABELS, write_model_folder
 from support.toy_datasets import write_class_folders
 
 from vitrail.evaluation.evaluation_data import open_labelled_images, select_images
+from vitrail.inspection.explain import Explainer
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import open_torch_model
 from vitrail.report.evaluation_report import (
@@ -18,9 +19,12 @@ from vitrail.report.evaluation_report import (
     build_result_sections,
     build_training_section,
     evaluate_images,
+    list_typical_images,
     select_samples,
 )
-from vitrail.report.html_page import PageSection
+from vitrail.report.html_page import PageSection, render_page
+from vitrail.report.model_report import build_model_report, choose_explained_images
+from vitrail.style import WRONG
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.train.run_list import RecordedTask, RunSummary
 
@@ -129,3 +133,41 @@ def test_training_section() -> None:
         "validation loss",
         "validation loss, best",
     ]
+
+
+def test_explained_images_are_the_most_confident_mistakes_and_typical_right_ones(evaluated: EvaluatedImages) -> None:
+    wrong, right = evaluated.result.wrong, list_typical_images(evaluated)
+    assert len(wrong) + len(right) == sum(SIZES.values())
+    chosen = choose_explained_images([], evaluated, 4)
+    names = [evaluated.found.images.name(each.index) for each in wrong[:2]]
+    assert [item.name for item, _ in chosen[:2]] == names, "the most confident mistakes first"
+    assert [item.name for item, _ in chosen[2:]] == [evaluated.found.images.name(n) for n in right[:2]]
+    for item, truth in chosen:
+        assert truth is not None
+        assert truth.label == item.label == Path(item.name).parent.name
+    of_class = [n for n in right if evaluated.labels[n] == evaluated.labels[right[0]]]
+    median = np.median(evaluated.confidences[of_class])
+    gaps = np.abs(evaluated.confidences[of_class] - median)
+    assert gaps[0] == gaps.min(), "the typical one is of median confidence"
+    everything = choose_explained_images([], evaluated, 99)
+    assert len(everything) == sum(SIZES.values())
+
+
+def test_figures_in_a_report_say_what_is_wrong_and_what_is_true(
+    loaded: LoadedModel, evaluated: EvaluatedImages
+) -> None:
+    _, _, sections = build_model_report(Explainer(loaded), "model", evaluated=evaluated, explained=4)
+    (shown,) = [each for each in sections if each.title == "What the model looked at"]
+    assert [each.verdict for each in shown.figures] == ["wrong", "wrong", "right", "right"]
+    assert "most confident mistakes come first" in shown.text
+    first, worst = shown.figures[0], evaluated.result.wrong[0]
+    said, true = f"{worst.predicted} ({worst.probability:.1%})", f"{worst.label} ({worst.label_probability:.1%})"
+    assert first.caption == f"{Path(worst.name).name}: predicted {said}; it is {true}."
+    drawn = first.draw()
+    heading = drawn.texts[0]
+    assert heading.get_text() == f"✗ Wrong, it is {worst.label}. What the model looked at for {said}"
+    assert heading.get_color() == WRONG
+    (bars,) = [axes for axes in drawn.axes if axes.get_title() == "prediction"]
+    assert f"{worst.label} (the truth)" in {text.get_text() for text in bars.texts}
+    page = render_page("a", "b", [shown])
+    assert page.count('<span class="wrong">✗ Wrong.</span>') == page.count('<span class="right">✓ Right.</span>') == 2

@@ -65,7 +65,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def titles(rendered: RenderedPage) -> list[str]:
-    found = [re.match(r"Figure \d+\. (.*?)\. ", each.caption) for each in rendered.figures]
+    found = [re.match(r"Figure \d+\. (.*?)\. ?(?=[^.])", each.caption) for each in rendered.figures]
     return [each.group(1) for each in found if each]
 
 
@@ -73,7 +73,13 @@ def titles(rendered: RenderedPage) -> list[str]:
 def test_complete_report(browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]) -> None:
     rendered = open_in_browser(browser, page, width=width, scheme=scheme)
     assert find_page_faults(rendered, figures=2 + len(ALL)) == []
-    assert titles(rendered) == [f"0{EVIL_NAME}: grad-rollout", f"3{EVIL_NAME}: grad-rollout", *ALL]
+    first, second, *others = titles(rendered)
+    assert all(each.startswith("What the model looked at for ") for each in (first, second))
+    assert [each.caption.split("%). ")[1].split(": predicted ")[0] for each in rendered.figures[:2]] == [
+        f"{n}{EVIL_NAME}" for n in (0, 3)
+    ]
+    assert others == [*ALL]
+    assert rendered.text.count("Bright: the patches that it looked at for this class.") == 1, "said once"
     assert len({round(each.width) for each in rendered.figures}) == 1, "one width for all figures"
     assert (sum(rendered.background) < 150) == (scheme == "dark")
 
@@ -104,7 +110,7 @@ def test_contents_of_the_report(tmp_path: Path) -> None:
     assert [each.title for each in sections] == [
         "Model",
         "Predictions",
-        "Explanations",
+        "What the model looked at",
         "Attention distance",
         "Occlusion check",
         "Patch features",

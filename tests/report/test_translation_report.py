@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.toy_translators import make_translator
 
+from vitrail.figures import FigureFolder
 from vitrail.report.html_page import allow_script
 from vitrail.report.translation_report import (
     SCRIPT_FILE,
@@ -89,8 +90,8 @@ def test_an_empty_translation_has_a_page() -> None:
 
 def test_files_and_their_names(tmp_path: Path) -> None:
     loaded = make_translator(length=16)
-    given: dict[str, Any] = {"beam": 2, "suffixes": (".png", ".svg"), "arrays": True}
-    _, written = explain_sentence_files(loaded, "Der Hund läuft.", tmp_path, **given)
+    out = FigureFolder(path=tmp_path, kinds=(".png", ".svg"), arrays=True)
+    _, written = explain_sentence_files(loaded, "Der Hund läuft.", out, beam=2)
     names = [f"der-hund-läuft.{each}" for each in ("attention", "heads", "self-attention", "beam")]
     expected = [f"{name}{kind}" for name in names for kind in (".png", ".svg", ".npz")]
     assert [path.name for path in written] == [*expected, "der-hund-läuft.html"]

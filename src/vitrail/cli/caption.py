@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,6 +13,7 @@ from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.options.search_flags import SearchFlags
 from vitrail.cli.output.messages import print_error
 from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import open_figure_output
 from vitrail.cli.usage_errors import check_arguments
 from vitrail.errors import ConfigError
 from vitrail.output_streams import get_binary_buffer
@@ -50,7 +52,7 @@ def caption(
     Parameters
     ----------
     out
-        Folder for PHOTO.words.png.
+        Folder for PHOTO.words.png; a page for a name that ends in .html, and one figure for .png, .svg or .pdf.
     layer
         Layer of the decoder whose attention is drawn, from 0. [default: the mean of all layers]
     """
@@ -63,6 +65,9 @@ def caption(
     ):
         if given and out is None:
             raise ConfigError(f"{name} needs -o OUT, the folder for the figures")
+
+    title = f"What {Path(model).name} looked at"
+    output = None if out is None else open_figure_output(out, title, svg=svg, arrays=arrays, overwrite=overwrite)
 
     from vitrail.inspection.caption_figures import DescribedImage, describe_arguments
     from vitrail.predict.captioner import Caption, Captioner
@@ -80,12 +85,9 @@ def caption(
         Captioner(model, device=device, batch=batch),
         images,
         how.make_settings(),
-        out,
+        output,
         layer=layer,
         stdin=get_binary_buffer(sys.stdin),
-        suffixes=(".png", ".svg") if svg else (".png",),
-        arrays=arrays,
-        overwrite=overwrite,
         on_described=ignore if as_json else print_caption,
         on_error=print_error,
         progress=progress_bar,

@@ -1,7 +1,7 @@
 """vitrail eval: measure a model on labelled images, on sentence pairs, or on images with captions."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -10,8 +10,14 @@ from vitrail.cli.options.groups import MODEL, TRANSLATION
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_report
+from vitrail.cli.output.results import check_output_file, prepare_figure_folder, print_report
 from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.checkpoint_evaluation import CheckpointEvaluation
+    from vitrail.evaluation.metrics import Evaluation
+
+WRONG_SUFFIXES = (".csv", ".html")
 
 
 def eval(  # noqa: A001
@@ -20,6 +26,7 @@ def eval(  # noqa: A001
     *,
     data: flags.Data = None,
     out: flags.OptionalOut = None,
+    wrong: Path | None = None,
     real: flags.RealLabels = None,
     head: Annotated[Literal["both", "class", "distill"] | None, Parameter(group=MODEL)] = None,
     pair: Annotated[str | None, Parameter(group=TRANSLATION)] = None,
@@ -41,12 +48,13 @@ def eval(  # noqa: A001
     BLEU and chrF with the signatures of sacreBLEU, perplexity and exact matches; of captions exact matches and BLEU,
     for collages also whether the words attend to what they name. Uses the
     validation part of the data: all images of a folder without one, and for the data of a run the images that the
-    run was not trained on; of captions the test part, if there is one. Files are written only with --out.
+    run was not trained on; of captions the test part, if there is one. Files are written only with --out and --wrong.
 
     Examples::
 
         vitrail eval vit_fashion --data fashion
         vitrail eval vit_fashion --data fashion --out results
+        vitrail eval vit_fashion --data fashion --wrong wrong.html
         vitrail eval runs/demo --json
         vitrail eval runs/translation --beam 4
 
@@ -55,6 +63,9 @@ def eval(  # noqa: A001
     out
         Folder for confusion.png, reliability.png and evaluation.json, for translations.tsv or captions.tsv and
         evaluation.json.
+    wrong
+        File for the images that are predicted wrong, most confident mistakes first: .csv is a list of them, .html a
+        page with the images and what the model looked at.
     head
         For a model with a distillation token: the mean of both heads, or one of them. [default: both]
     pair
@@ -66,6 +77,7 @@ def eval(  # noqa: A001
     """
     text_options = {"pair": pair, "part": part, "beam": beam}
     image_options = {
+        "wrong": wrong,
         "real": real,
         "head": head,
         "image-size": image_size,
@@ -88,19 +100,53 @@ def eval(  # noqa: A001
         given["image_size"] = parse_size(image_size)
     check_minimum("--batch", batch, 1)
     check_minimum("--workers", workers, 0)
+    check_output_file("--wrong", wrong, WRONG_SUFFIXES, overwrite=overwrite)
 
     from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
     from vitrail.evaluation.plots import EVALUATION_FILES, write_evaluation
+    from vitrail.files import make_writable_folder
 
     opened = open_checkpoint_evaluation(
         checkpoint, data, real=real, head=head, fields=given, preprocessing=how or None, device=device
     )
     print_notes(opened.notes)
     prepare_figure_folder(out, EVALUATION_FILES, overwrite=overwrite)
+    if wrong is not None:
+        make_writable_folder(wrong.parent)
     with progress_bar(len(opened.images)) as advance:
         result = opened.run(batch=batch, workers=workers, strict=strict, progress=advance)
     report = {"checkpoint": checkpoint, "data": opened.data, **result.to_json()}
+    if wrong is not None:
+        write_wrong(opened, result, wrong)
     print_report(result, report, write_evaluation(result, report, out) if out else (), as_json=as_json)
+    if not as_json:
+        print(f"\n{describe_wrong(result, wrong)}")
+
+
+def write_wrong(opened: "CheckpointEvaluation", result: "Evaluation", path: Path) -> None:
+    """Write the wrong predictions as a list or as a page, by the suffix."""
+    if path.suffix.lower() == ".csv":
+        from vitrail.evaluation.wrong_predictions import write_wrong_csv
+
+        write_wrong_csv(result.wrong, path)
+        return
+
+    from vitrail.report.html_page import write_page
+    from vitrail.report.wrong_page import MAX_SHOWN, render_wrong_page
+
+    with progress_bar(min(len(result.wrong), MAX_SHOWN), "explaining") as advance:
+        page = render_wrong_page(result, opened.loaded, opened.data, opened.images, progress=advance)
+    write_page(page, path)
+
+
+def describe_wrong(result: "Evaluation", path: Path | None) -> str:
+    """How many predictions are wrong, and where they are or can be listed."""
+    if not result.wrong:
+        return "no image is predicted wrong" + (f": {path} lists none" if path else "")
+    count = f"{len(result.wrong):,} of {result.images:,} are predicted wrong"
+    if path is not None:
+        return f"{count}: {path}, most confident mistakes first"
+    return f"{count}: list them with --wrong wrong.csv, see them with --wrong wrong.html"
 
 
 def reads_text(checkpoint: str) -> bool:

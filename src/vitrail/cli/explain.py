@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -13,9 +13,13 @@ from vitrail.cli.options.predict_flags import OptionalImages
 from vitrail.cli.options.values import parse_fields
 from vitrail.cli.output.messages import print_error, print_note, print_text
 from vitrail.cli.output.progress import progress_bar
+from vitrail.cli.output.results import open_figure_output
 from vitrail.cli.usage_errors import check_arguments
 from vitrail.errors import ConfigError
 from vitrail.output_streams import get_binary_buffer
+
+if TYPE_CHECKING:
+    from vitrail.figures import FigureFolder
 
 Method = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms", "pca", "neighbours"]
 
@@ -64,6 +68,7 @@ def explain(
     Examples::
 
         vitrail explain cct_cifar10 example:cat
+        vitrail explain cct_cifar10 example:cat example:rocket -o why.html
         vitrail explain cct_cifar10 example:cat --class dog --check -o checked
         vitrail explain cct_cifar10 example:cat --method attention --layer all --head all -o maps --svg
         vitrail explain vit_fashion photos -o explained_photos --json
@@ -76,7 +81,8 @@ def explain(
     sentence
         A sentence to translate and explain, instead of photos. [default: photos are explained]
     out
-        Folder for PHOTO.METHOD.png, or the figures and the page of a sentence.
+        Folder for PHOTO.METHOD.png, or the figures and the page of a sentence; a name that ends in .html is one page
+        with all images and the check of their maps, and one that ends in .png, .svg or .pdf is a single figure.
     method
         What is drawn. [default: grad-rollout; rollout with --head or --discard, heads with --mass; rollout, heads and
         pca for a model without classes; norms if there are no maps (Linformer)]
@@ -118,11 +124,8 @@ def explain(
         "--mass": mass is not None,
         "--check": check,
     }
-    drawn: dict[str, Any] = {
-        "suffixes": (".png", ".svg") if svg else (".png",),
-        "arrays": arrays,
-        "overwrite": overwrite,
-    }
+    title = f"What {Path(checkpoint).name or checkpoint} looked at"
+    output = open_figure_output(out, title, svg=svg, arrays=arrays, overwrite=overwrite)
     if sentence is not None:
         for_photos = {name: is_given for name, is_given in of_maps.items() if name not in ("--layer", "--head")}
         for_photos |= {"--method": method is not None, "--labels": labels is not None, "a photo": bool(images)}
@@ -130,14 +133,13 @@ def explain(
         how: dict[str, Any] = {"layer": parse_place("--layer", layer), "beam": 4 if beam is None else beam}
         how["head"] = head if head == "mean" else parse_place("--head", head)
         opening = {"fields": parse_fields(fields), "device": device}
-        print_text(explain_text(checkpoint, sentence, out, opening, as_json=as_json, **how, **drawn))
+        print_text(explain_text(checkpoint, sentence, output, opening, as_json=as_json, **how))
         return
     if beam is not None:
         raise ConfigError("--beam needs --sentence")
     if not images:
         raise ConfigError("explain needs IMAGES. See vitrail explain --help.")
     writing: dict[str, Any] = {
-        **drawn,
         "stdin": get_binary_buffer(sys.stdin),
         "on_explained": ignore if as_json else print,
         "on_error": print_error,
@@ -150,29 +152,33 @@ def explain(
 
         loaded = open_inspected_model(checkpoint, fields, preprocessing, device, labels)
         if method == "pca":
-            result = explain_by_components(loaded, images, out, foreground=foreground, **writing)
+            result = explain_by_components(loaded, images, output, foreground=foreground, **writing)
         else:
             wanted = 5 if k is None else k
             result = explain_by_neighbours(
-                loaded, images, data, out, k=wanted, on_note=print_note, progress=progress_bar, **writing
+                loaded, images, data, output, k=wanted, on_note=print_note, progress=progress_bar, **writing
             )
     else:
-        from vitrail.inspection.explain_files import explain_arguments
+        from vitrail.figures import FigureFile
+        from vitrail.inspection.explain_files import can_occlude, explain_arguments
         from vitrail.inspection.explain_options import ExplainOptions, default_method, default_methods
 
         explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
-        by_default = method is None and not any(of_maps.values())
+        by_default = method is None and not any(of_maps.values()) and not isinstance(output, FigureFile)
         chosen = method or default_method(explainer.model, explainer.layers, head=head, discard=discard, mass=mass)
         methods = default_methods(explainer.model, explainer.layers) if by_default else (chosen,)
         asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class, "mass": mass}
-        options = [ExplainOptions(method=each, token=token, discard=discard, **asked) for each in methods]
+        options = [
+            explainer.resolve_options(ExplainOptions(method=each, token=token, discard=discard, **asked))
+            for each in methods
+        ]
         result = explain_arguments(
             explainer,
             images,
-            [explainer.resolve_options(each) for each in options],
-            out,
+            options,
+            output,
             with_components=by_default and not explainer.loaded.classes,
-            check=check,
+            check=check or (out.suffix.lower() in (".html", ".htm") and can_occlude(explainer, options)),
             on_note=print_note,
             progress=progress_bar,
             **writing,
@@ -199,7 +205,7 @@ def parse_place(option: str, text: str) -> int:
 
 
 def explain_text(
-    checkpoint: str, sentence: str, out: Path, opening: dict[str, Any], *, as_json: bool, **options: Any
+    checkpoint: str, sentence: str, out: "FigureFolder", opening: dict[str, Any], *, as_json: bool, **options: Any
 ) -> str:
     """Explain how a text model translates a sentence; what is printed about it."""
     from vitrail.distributed import Ranks, resolve_device

@@ -7,8 +7,7 @@ from vitrail.cli.options.inspection_inputs import open_explainer
 from vitrail.cli.options.values import check_minimum
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder
-from vitrail.errors import ConfigError
+from vitrail.cli.output.results import check_output_file, prepare_figure_folder
 
 
 def report(
@@ -51,8 +50,7 @@ def report(
     """
     check_minimum("--explained", explained, 0)
     check_minimum("--batch", batch, 1)
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out {out}; expected a file name that ends in .html")
+    check_output_file("--out", out, (".html",), overwrite=overwrite)
 
     from vitrail.evaluation.evaluation_data import select_images
     from vitrail.report.evaluation_report import evaluate_images
@@ -61,12 +59,10 @@ def report(
     from vitrail.report.representation_report import MAX_BANK_IMAGES
     from vitrail.train.run_list import read_run_summary
 
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; expected the name of a page")
     explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
     loaded = explainer.loaded
     chosen = select_images(loaded, data, images, by_class=True)
-    prepare_figure_folder(out.parent, [out.name], overwrite=overwrite)
+    prepare_figure_folder(out.parent, (), overwrite=overwrite)
     print_notes(chosen.notes)
     labelled, missing, evaluated = chosen.labelled if evaluate else None, list[str](), None
     if labelled is not None and labelled.no_mapping_reason:

@@ -18,6 +18,7 @@ from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import Ranks
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
+from vitrail.evaluation.wrong_predictions import list_wrong_predictions
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import unusable_device_error
 from vitrail.models.checks import ImageConfig, check_count, find_image_config
@@ -41,7 +42,7 @@ def evaluate(
     classes: int | None = None,
     on_logits: Callable[[Tensor, Tensor], object] | None = None,
 ) -> Evaluation:
-    """Compute accuracy, loss, calibration and confusion. The train/eval mode of the model is restored afterwards.
+    """Compute accuracy, loss, calibration, confusion and the wrong predictions; the model's train/eval mode is kept.
 
     A model from `vitrail.open_model` has its preprocessing, class names and number of classes; for a module,
     `preprocessing` is by default no crop and pixels from −1 to 1, and `classes` that of its `config`. `mapping` has the
@@ -55,6 +56,9 @@ def evaluate(
     >>> found = vitrail.evaluate(loaded, data.val)
     >>> found.images, found.top1 > 0.85
     (1000, True)
+    >>> worst = found.wrong[0]  # the most confident mistake
+    >>> worst.predicted != worst.label, worst.probability > worst.label_probability
+    (True, True)
     """
     start, ranks = perf_counter(), ranks or Ranks()
     check_count("batch", batch)
@@ -83,15 +87,22 @@ def evaluate(
                 right = each["labels"] if to_model is None else to_model[each["labels"]]
                 real_labels = [dataset.real_labels(index) for index in each["indices"].tolist()]
                 logits = model(images.to(number))
-                tally.add_batch(logits, right, real_labels)
+                tally.add_batch(logits, right, real_labels, each["indices"])
                 if on_logits is not None:
                     on_logits(each["indices"], logits)
             advance(each.size + len(each.skipped))
+    wrong = tally.wrong
     if ranks.world_size > 1:
         share, tally = tally.get_sums(), MetricAccumulator(tally.classes)
         tally.add_sums(ranks.all_reduce_sum(share.to(device)))
+        wrong = [rows for each in ranks.all_gather_objects(wrong) for rows in each]
     names = labels or name_model_classes(dataset.classes, mapping, tally.classes)
-    return tally.compute_evaluation(names, skipped=skipped, seconds=perf_counter() - start)
+    return tally.compute_evaluation(
+        names,
+        wrong=list_wrong_predictions(wrong, names, dataset.name),
+        skipped=skipped,
+        seconds=perf_counter() - start,
+    )
 
 
 def adapt_dataset(dataset: Any) -> ImageDataset:

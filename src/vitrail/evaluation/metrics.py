@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import DataError, VitrailError
+from vitrail.evaluation.wrong_predictions import WrongPrediction
 from vitrail.text import format_count, format_table, make_printable
 
 CALIBRATION_BINS = 15  # for the calibration error, as in Guo 2017 (arXiv 1706.04599)
@@ -69,6 +70,7 @@ class Evaluation:
     bins: tuple[CalibrationBin, ...]
     labels: tuple[str, ...]  # one per class of the model
     confusion: Tensor | None = field(repr=False)  # int64 (classes, classes): rows are true classes, columns predictions
+    wrong: tuple[WrongPrediction, ...] = field(default=(), repr=False)  # the most confident first
     skipped: tuple[str, ...] = ()  # why images could not be read, one line each
     seconds: float = 0.0
 
@@ -175,11 +177,19 @@ class MetricAccumulator:
         self.sums = torch.zeros(sum(sizes), dtype=torch.float64)  # counts as well: exact up to 2^53
         views = (part.view(shape) for part, shape in zip(self.sums.split(sizes), shapes, strict=True))
         self.totals, self.bins, self.per_class, self.confusion = views  # views of `sums`
+        self.wrong = list[Tensor]()  # rows of index, label, prediction and the probabilities of prediction and label
 
     def add_batch(
-        self, logits: Tensor, labels: Tensor, real_labels: Sequence[tuple[int, ...] | None] | None = None
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        real_labels: Sequence[tuple[int, ...] | None] | None = None,
+        indices: Tensor | None = None,
     ) -> None:
-        """Add logits (B, classes) and labels (B,); `real_labels` are the ReaL labels of each image, if known."""
+        """Add logits (B, classes) and labels (B,); `real_labels` are the ReaL labels of each image, if known.
+
+        With `indices`, the numbers of the images in their data set, wrong predictions are kept.
+        """
         logits, labels = logits.detach().float().cpu().double(), labels.cpu()
         if not len(labels):
             return
@@ -191,7 +201,8 @@ class MetricAccumulator:
         if lowest < 0 or highest >= self.classes:
             wrong = lowest if lowest < 0 else highest
             raise DataError(f"a label is {wrong}; expected 0 to {self.classes - 1}, the classes of the model")
-        said, confidence = logits.argmax(-1), logits.softmax(-1).amax(-1)
+        said, probabilities = logits.argmax(-1), logits.softmax(-1)
+        confidence = probabilities.amax(-1)
         right = (said == labels).double()
         among = [
             guess in each for guess, each in zip(said.tolist(), real_labels or (), strict=bool(real_labels)) if each
@@ -205,6 +216,10 @@ class MetricAccumulator:
         self.per_class.index_add_(1, labels, torch.stack([torch.ones_like(right), right]))
         if self.confusion.numel():
             self.confusion.index_put_((labels, said), torch.ones_like(right), accumulate=True)
+        if indices is not None:
+            of_label = probabilities.gather(1, labels[:, None])[:, 0]
+            rows = torch.stack([indices.cpu().double(), labels.double(), said.double(), confidence, of_label], dim=1)
+            self.wrong.append(rows[said != labels])
 
     def get_sums(self) -> Tensor:
         """All sums as one flat float64 tensor, to be added over ranks."""
@@ -214,7 +229,12 @@ class MetricAccumulator:
         self.sums += sums.cpu()
 
     def compute_evaluation(
-        self, labels: Sequence[str], *, skipped: Sequence[str] = (), seconds: float = 0.0
+        self,
+        labels: Sequence[str],
+        *,
+        wrong: Sequence[WrongPrediction] = (),
+        skipped: Sequence[str] = (),
+        seconds: float = 0.0,
     ) -> Evaluation:
         """The metrics of all images so far; `labels` are the names of the model's classes."""
         images, loss, first, five, asked, among = self.totals.tolist()
@@ -250,6 +270,7 @@ class MetricAccumulator:
             ),
             labels=tuple(labels),
             confusion=self.confusion.long() if self.confusion.numel() else None,
+            wrong=tuple(wrong),
             skipped=tuple(skipped),
             seconds=seconds,
         )

@@ -15,8 +15,7 @@ from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.image_items import ImageItem
 from vitrail.data.preprocessing import compute_visible_box
 from vitrail.errors import DataError
-from vitrail.figures import CaptionedFigure, list_figure_paths, new_figure, reserve_unique_name, sanitize_label
-from vitrail.files import make_writable_folder, refuse_existing_outputs
+from vitrail.figures import CaptionedFigure, FigureFolder, reserve_unique_name, sanitize_label
 from vitrail.inspection.explain_together import ExplainResult
 from vitrail.inspection.explanation import figure_name
 from vitrail.inspection.overlay import PixelBox, draw_overlay, shrink_photo_and_box
@@ -69,7 +68,7 @@ class DescribedImage:
         panels = self.maps[:, None] * prod(self.maps.shape[-2:])
         titles = [[sanitize_label(word, MAX_WORD_LENGTH)] for word in self.attention.words]
         return draw_overlay(
-            self.photo, self.box, panels, titles, self.caption.text, "attention (1 = uniform)", lowest=0.0
+            self.photo, self.box, panels, titles, self.caption.text, "attention (1 = average)", lowest=0.0
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -107,30 +106,23 @@ def describe_files(
     captioner: Captioner,
     images: Sequence[ImageItem],
     search: SearchSettings,
-    out: Path,
+    out: FigureFolder,
     *,
     layer: int | None = None,
-    suffixes: Sequence[str] = (".png",),
-    arrays: bool = False,
-    overwrite: bool = False,
     on_error: Callable[[DataError], object] = lambda _: None,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Iterator[DescribedImage]:
     """Write a figure per image to `out`; an image that cannot be read is passed to `on_error` and skipped."""
     taken = set[str]()
     names = [reserve_unique_name(figure_name(each.name, METHOD), taken) for each in images]
-    refuse_existing_outputs(list_figure_paths(out, names, suffixes, arrays=arrays), overwrite=overwrite)
-    make_writable_folder(out)
-    new_figure(1, 1)  # needs matplotlib
+    out.prepare(names)
     for number, (each, figure) in enumerate(zip(images, names, strict=True)):
         try:
             found = describe_image(captioner, each.source, search, name=each.name, layer=layer, number=number)
         except DataError as error:
             on_error(error)
         else:
-            written = (
-                replace(found.figure, name=figure).save(out, suffixes, arrays=arrays) if found.attention.words else []
-            )
+            written = out.save(replace(found.figure, name=figure)) if found.attention.words else []
             yield replace(found, written=tuple(written))
         progress(1)
 
@@ -139,13 +131,10 @@ def describe_arguments(
     captioner: Captioner,
     arguments: Sequence[str],
     search: SearchSettings,
-    out: Path | None = None,
+    out: FigureFolder | None = None,
     *,
     layer: int | None = None,
     stdin: BinaryIO | None = None,
-    suffixes: Sequence[str] = (".png",),
-    arrays: bool = False,
-    overwrite: bool = False,
     on_described: Callable[[Caption | DescribedImage], object],
     on_error: Callable[[DataError], object],
     progress: Callable[[int], AbstractContextManager[Callable[[int], object]]],
@@ -160,14 +149,15 @@ def describe_arguments(
         if out is None:
             described = describe_without_figures(captioner, found.images, search, found.skip, advance)
         else:
-            writing: dict[str, Any] = {"suffixes": suffixes, "arrays": arrays, "overwrite": overwrite}
             described = describe_files(
-                captioner, found.images, search, out, layer=layer, on_error=found.skip, progress=advance, **writing
+                captioner, found.images, search, out, layer=layer, on_error=found.skip, progress=advance
             )
         for each in described:
             report.append(each.to_json())
             on_described(each)
-    return ExplainResult(report, found.make_error(out if report else None))
+    if out is not None:
+        out.finish()
+    return ExplainResult(report, found.make_error(out.path if out is not None and report else None))
 
 
 def describe_without_figures(

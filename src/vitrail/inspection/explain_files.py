@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,8 +11,8 @@ import torch
 from vitrail.data.decoding.rgb_image import open_image
 from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError, DataError
-from vitrail.figures import list_figure_paths, new_figure, reserve_unique_name
-from vitrail.files import make_writable_folder, refuse_existing_outputs
+from vitrail.figures import FigureFolder, reserve_unique_name
+from vitrail.files import refuse_existing_outputs
 from vitrail.inspection.explain import Explainer
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.explain_together import ExplainResult, name_set_figure, write_components
@@ -32,6 +32,15 @@ class OcclusionCheck:
     as_it_is: float
     without_most: float
     without_least: float
+
+    @property
+    def sentence(self) -> str:
+        """The check in a caption."""
+        return (
+            f"Check: without the {REMOVED_SHARE:.0%} of the patches that it looked at most, {self.as_it_is:.1%} "
+            f"becomes {self.without_most:.1%}; without the {REMOVED_SHARE:.0%} that it looked at least, "
+            f"{self.without_least:.1%}."
+        )
 
     def __str__(self) -> str:
         return (
@@ -67,6 +76,15 @@ class ExplainedImage:
         return escape_unprintable(text if self.check is None else f"{text}; {self.check}")
 
 
+def can_occlude(explainer: Explainer, options: Sequence[ExplainOptions]) -> bool:
+    try:
+        for each in options:
+            check_can_occlude(explainer, each)
+    except ConfigError:
+        return False
+    return all(each.method != "heads" for each in options)
+
+
 def check_can_occlude(explainer: Explainer, options: ExplainOptions) -> None:
     """Refuse an occlusion check without a single attention map and a class."""
     if explainer.no_maps_reason:
@@ -99,12 +117,9 @@ def explain_files(
     explainer: Explainer,
     images: Sequence[ImageItem],
     options: Sequence[ExplainOptions],
-    out: Path,
+    out: FigureFolder,
     *,
-    suffixes: Sequence[str] = (".png",),
-    arrays: bool = False,
     check: bool = False,
-    overwrite: bool = False,
     on_error: Callable[[DataError], object] = lambda _: None,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Iterator[ExplainedImage]:
@@ -117,9 +132,7 @@ def explain_files(
             check_can_occlude(explainer, each)
     taken = set[str]()
     names = [reserve_unique_name(figure_name(each.name, how.method), taken) for each in images for how in options]
-    refuse_existing_outputs(list_figure_paths(out, names, suffixes, arrays=arrays), overwrite=overwrite)
-    make_writable_folder(out)
-    new_figure(1, 1)  # needs matplotlib
+    out.prepare(names)
     taken.clear()
     for each in images:
         try:
@@ -129,10 +142,11 @@ def explain_files(
             on_error(error)
         else:
             for explanation in explanations:
-                written = explanation.figure.with_unique_name(taken).save(out, suffixes, arrays=arrays)
-                yield ExplainedImage(
-                    explanation, written, check_by_occlusion(explainer, image, explanation) if check else None
-                )
+                found = check_by_occlusion(explainer, image, explanation) if check else None
+                figure = explanation.figure.with_unique_name(taken)
+                if found is not None:
+                    figure = replace(figure, caption=f"{figure.caption} {found.sentence}")
+                yield ExplainedImage(explanation, out.save(figure), found)
         progress(1)
 
 
@@ -140,14 +154,11 @@ def explain_arguments(
     explainer: Explainer,
     arguments: Sequence[str],
     options: Sequence[ExplainOptions],
-    out: Path,
+    out: FigureFolder,
     *,
     with_components: bool = False,
     stdin: BinaryIO | None = None,
-    suffixes: Sequence[str] = (".png",),
-    arrays: bool = False,
     check: bool = False,
-    overwrite: bool = False,
     on_explained: Callable[[object], object],
     on_note: Callable[[str], object],
     on_error: Callable[[DataError], object],
@@ -160,18 +171,14 @@ def explain_arguments(
     """
     found, report = open_arguments(arguments, stdin, on_error), list[dict[str, Any]]()
     if with_components:
-        planned = list_figure_paths(out, [name_set_figure(found.images, "pca")], suffixes, arrays=arrays)
-        refuse_existing_outputs(planned, overwrite=overwrite)
+        refuse_existing_outputs(out.list_paths([name_set_figure(found.images, "pca")]), overwrite=out.overwrite)
     with progress(found.bar_length) as advance:
         for each in explain_files(
             explainer,
             found.images,
             options,
             out,
-            suffixes=suffixes,
-            arrays=arrays,
             check=check,
-            overwrite=overwrite,
             on_error=found.skip,
             progress=advance,
         ):
@@ -183,12 +190,11 @@ def explain_arguments(
         explained = {each["image"] for each in report}
         shown = [each for each in found.images if each.name in explained]
         try:
-            figure = write_components(
-                explainer.loaded, shown, out, suffixes=suffixes, arrays=arrays, overwrite=overwrite
-            )
+            figure = write_components(explainer.loaded, shown, out)
         except ConfigError as error:  # too few patches
             on_note(f"no principal components: {error}")
         else:
             report.append(figure.to_json())
             on_explained(figure)
-    return ExplainResult(report, found.make_error(out if report else None))
+    out.finish()
+    return ExplainResult(report, found.make_error(out.path if report else None))

@@ -19,10 +19,20 @@ from vitrail.layers.attention import Attention
 from vitrail.models.contract import ImageModel
 from vitrail.models.parts.reduced_attention import TwoGridAttention
 from vitrail.models.parts.windows import WindowAttention
+from vitrail.text import format_count
 
 ExplainMethod = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms"]
 EXPLAIN_METHODS: tuple[str, ...] = get_args(ExplainMethod)
 METHODS_WITHOUT_HEADS: tuple[ExplainMethod, ...] = ("grad-rollout", "pool", "norms")
+METHOD_NAMES: dict[ExplainMethod, str] = {
+    "rollout": "rollout",
+    "grad-rollout": "gradient rollout",
+    "attention": "attention",
+    "heads": "attention of each head",
+    "windows": "attention between windows",
+    "pool": "weights of the attention pool",
+    "norms": "token norms",
+}
 HEAD_TOKEN = "head"  # the tokens that the classifier's head reads
 
 
@@ -39,16 +49,31 @@ class ExplainOptions:
     mass: float | None = None  # share of the attention of each head that a mask keeps; None: no masks
 
     @property
-    def description(self) -> str:
-        """Text for a title, such as: grad-rollout from the class token."""
+    def looks(self) -> str:
+        """Who attends, in the words of a title: What the model looked at, What patch 1,2 looked at in layer 3."""
         place = "window" if self.method == "windows" else "patch"
         token = f"{place} {self.token}" if "," in self.token else f"the {self.token} token"
-        return self.method if self.token == HEAD_TOKEN else f"{self.method} from {token}"
+        who = "the model" if self.token == HEAD_TOKEN else token
+        is_one_layer = self.method in ("attention", "windows") and self.layer not in (-1, "all")
+        return f"What {who} looked at" + f" in layer {self.layer}" * is_one_layer
 
-    def describe_heads(self, heads: int) -> str:
-        """Heading of the figure of all heads: attention of the class token, 6 heads of layer 11."""
-        source = self.description.removeprefix(self.method).removeprefix(" from ") or "the pooled tokens"
-        return f"attention of {source}, {heads} heads of layer {self.layer}"
+    @property
+    def description(self) -> str:
+        """The method and its settings, for a caption: gradient rollout over 12 layers."""
+        parts = [METHOD_NAMES[self.method]]
+        if "rollout" in self.method:
+            every = {-1: "all layers", "all": "up to each layer"}
+            parts[0] += f" over {every.get(self.layer) or format_count(int(self.layer) + 1, 'layer')}"
+        elif self.method != "pool":
+            every = {-1: "the last layer", "all": "each layer"}
+            parts[0] += (
+                f" {'after' if self.method == 'norms' else 'in'} {every.get(self.layer) or f'layer {self.layer}'}"
+            )
+        if self.method in ("rollout", "attention", "windows"):
+            parts.append(f"{self.head} over heads" if self.head in HEAD_FUSIONS else f"head {self.head}")
+        if self.discard:
+            parts.append(f"without the smallest {self.discard:.0%} of each row")
+        return ", ".join(parts).replace("head all", "each head")
 
     def titles(self, layers: int, heads: int) -> tuple[tuple[str, ...], ...]:
         """Title of each map, in rows of layers and columns of heads, of resolved options."""

@@ -10,8 +10,7 @@ from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.image_items import ImageItem, evenly_spaced_indices
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluation_data import find_default_data
-from vitrail.figures import list_figure_paths, new_figure
-from vitrail.files import make_writable_folder, refuse_existing_outputs
+from vitrail.figures import FigureFolder
 from vitrail.inspection.explanation import figure_name
 from vitrail.inspection.image_bank import open_bank
 from vitrail.inspection.nearest_neighbours import ROWS_PER_FIGURE, find_neighbours
@@ -56,33 +55,21 @@ def name_set_figure(images: Sequence[ImageItem], method: str) -> str:
     return figure_name(images[0].name, method) if len(images) == 1 else method
 
 
-def prepare_figure_files(
-    out: Path, names: Sequence[str], kinds: Sequence[str], *, arrays: bool, overwrite: bool
-) -> None:
-    """Fail before the work if files exist, the folder cannot be written or figures cannot be drawn."""
-    refuse_existing_outputs(list_figure_paths(out, names, kinds, arrays=arrays), overwrite=overwrite)
-    make_writable_folder(out)
-    new_figure(1, 1)
-
-
 def write_components(
     loaded: LoadedModel,
     images: Sequence[ImageItem],
-    out: Path,
+    out: FigureFolder,
     *,
     foreground: bool = False,
-    suffixes: Sequence[str] = (".png",),
-    arrays: bool = False,
-    overwrite: bool = False,
 ) -> FigureOfImages:
     """Write the figure of the principal components of images, evenly spaced ones if there are many."""
     name = name_set_figure(images, "pca")
-    prepare_figure_files(out, [name], suffixes, arrays=arrays, overwrite=overwrite)
+    out.prepare([name])
     shown = [images[n] for n in evenly_spaced_indices(len(images), MAX_IMAGES)]
     figure = draw_patch_pca(
         loaded, [each.source for each in shown], names=[each.name for each in shown], foreground=foreground
     )
-    written = replace(figure, name=name).save(out, suffixes, arrays=arrays)
+    written = out.save(replace(figure, name=name))
     shares = {"variance_shares": figure.arrays["variance_shares"].tolist()}
     return FigureOfImages("pca", [each.name for each in shown], written, shares)
 
@@ -100,13 +87,10 @@ def list_images_for_figure(
 def explain_by_components(
     loaded: LoadedModel,
     arguments: Sequence[str],
-    out: Path,
+    out: FigureFolder,
     *,
     foreground: bool = False,
     stdin: BinaryIO | None = None,
-    suffixes: Sequence[str] = (".png",),
-    arrays: bool = False,
-    overwrite: bool = False,
     on_explained: Callable[[object], object],
     on_error: Callable[[DataError], object],
 ) -> ExplainResult:
@@ -124,24 +108,20 @@ def explain_by_components(
         raise failed[0]
     for error in failed:
         on_error(error)
-    figure = write_components(
-        loaded, readable, out, foreground=foreground, suffixes=suffixes, arrays=arrays, overwrite=overwrite
-    )
+    figure = write_components(loaded, readable, out, foreground=foreground)
     on_explained(figure)
-    return ExplainResult([figure.to_json()], unreadable_images_error(len(failed), len(found), problems, out))
+    out.finish()
+    return ExplainResult([figure.to_json()], unreadable_images_error(len(failed), len(found), problems, out.path))
 
 
 def explain_by_neighbours(
     loaded: LoadedModel,
     arguments: Sequence[str],
     data: str | None,
-    out: Path,
+    out: FigureFolder,
     *,
     k: int = 5,
     stdin: BinaryIO | None = None,
-    suffixes: Sequence[str] = (".png",),
-    arrays: bool = False,
-    overwrite: bool = False,
     on_explained: Callable[[object], object],
     on_note: Callable[[str], object],
     on_error: Callable[[DataError], object],
@@ -154,7 +134,7 @@ def explain_by_neighbours(
     found, problems = list_images_for_figure(arguments, stdin, on_error)
     first = name_set_figure(found, "neighbours")
     names = [first, *(f"neighbours-{n}" for n in range(2, -(-len(found) // ROWS_PER_FIGURE) + 1))]
-    prepare_figure_files(out, names, suffixes, arrays=arrays, overwrite=overwrite)
+    out.prepare(names)
     bank = open_bank(where)
     with progress(len(bank)) as advance:
         search = find_neighbours(loaded, found, bank, k=k, progress=advance)
@@ -164,10 +144,11 @@ def explain_by_neighbours(
         on_note(note)
     report, start = search.to_json(), 0
     for name, figure in zip(names, search.figures, strict=False):
-        written = replace(figure, name=name).save(out, suffixes, arrays=arrays)
+        written = out.save(replace(figure, name=name))
         rows = report[start : start + ROWS_PER_FIGURE]
         start += len(rows)
         for row in rows:
             row["written"] = list(map(str, written))
         on_explained(FigureOfImages("neighbours", [row["image"] for row in rows], written))
-    return ExplainResult(report, unreadable_images_error(len(search.failed), len(found), problems, out))
+    out.finish()
+    return ExplainResult(report, unreadable_images_error(len(search.failed), len(found), problems, out.path))

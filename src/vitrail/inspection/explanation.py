@@ -1,6 +1,6 @@
 """What an explanation of an image holds, and its figure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.errors import ConfigError
-from vitrail.figures import CaptionedFigure, save_figure
+from vitrail.figures import VERDICT_MARKS, CaptionedFigure, Verdict, save_figure
 from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.head_attention import draw_heads, mask_by_mass
-from vitrail.inspection.overlay import PixelBox, draw_overlay
+from vitrail.inspection.overlay import OUTLINED_SHARE, PixelBox, draw_overlay
 from vitrail.inspection.rollout import patch_map_from_row
 from vitrail.predict.predictions import ClassProbability, Prediction
+from vitrail.style import NOTE_POINTS, SOFT, WRONG
 
 MAX_STEM_BYTES = 180  # in a file name
 
@@ -39,6 +40,7 @@ class Explanation:
     prediction: Prediction | None = None
     attention: NDArray[Any] | None = None  # of each head to all tokens, prefix first, for method heads: (heads, tokens)
     memory: NDArray[Any] | None = None  # share of each map's attention on memory tokens: (layers, heads)
+    truth: ClassProbability | None = None  # the true class, if it is known
 
     @property
     def map(self) -> NDArray[Any]:
@@ -79,92 +81,135 @@ class Explanation:
         return self.options.method == "grad-rollout" and not self.maps.any()
 
     @property
-    def figure(self) -> CaptionedFigure:
-        name = Path(self.name).name or "image"
-        method = self.options.description + ", no evidence for the class" * self.is_empty
-        if self.options.method == "heads":
-            return self.make_heads_figure(name)
+    def verdict(self) -> Verdict:
+        """Whether the top class is the true one; empty if that is not known."""
+        if self.truth is None or self.prediction is None:
+            return ""
+        return "right" if self.prediction.top[0].index == self.truth.index else "wrong"
+
+    @property
+    def title(self) -> str:
+        """What is seen: What the model looked at for tripod (97.7%)."""
         explained = self.explained_class
-        probability = "" if explained is None else f"{explained.name} {explained.probability:.1%}"
+        name = "" if explained is None else f"{explained.name} ({explained.probability:.1%})"
+        if self.is_empty:
+            return f"Nothing that the model looked at supports {name}"
         if self.options.method == "norms":
-            meaning, scale = "have the longest tokens", "from the smallest value"
+            return "How strong the features of each patch are"
+        if self.options.method == "heads":
+            return f"{self.options.looks} in layer {self.options.layer}, head by head"
+        return f"{self.options.looks} for {name}" if self.options.method == "grad-rollout" else self.options.looks
+
+    @property
+    def marks(self) -> str:
+        """What the marks in the figure mean."""
+        place, places = ("window", "windows") if self.options.method == "windows" else ("patch", "patches")
+        single = self.maps.shape[:2] == (1, 1) or self.options.method == "heads"
+        if self.options.method == "heads" and self.options.mass is not None:
+            bright = f"the fewest patches that hold {self.options.mass:.0%} of a head's attention"
+        elif self.options.method == "norms":
+            bright = "patches with strong features"
         else:
-            by_class = self.options.method == "grad-rollout"
-            meaning = "contribute most to the class" if by_class else "receive the most attention"
-            scale = "from 0 (1 is uniform attention)"
-        places = "windows" if self.options.method == "windows" else "patches"
-        return CaptionedFigure(
+            bright = f"the {places} that it looked at" + " for this class" * (self.options.method == "grad-rollout")
+        frame = " Dashed frame: the part of the photo that the model receives." * single
+        query = f" Dashed in the map: the {place} that looks." * (self.query_patch is not None)
+        outlined = f" Outlined: the strongest {OUTLINED_SHARE:.0%} of them." * (self.options.mass is None)
+        return f"Bright: {bright}.{outlined}{frame}{query}"
+
+    @property
+    def facts(self) -> str:
+        """The image, what was predicted, and what is true if that is known."""
+        name = Path(self.name).name or "image"
+        if self.prediction is None:
+            return f"{name}."
+        top, truth = self.prediction.top[0], self.truth
+        true = "" if truth is None or self.verdict == "right" else f"; it is {truth.name} ({truth.probability:.1%})"
+        return f"{name}: predicted {top.name} ({top.probability:.1%}){true}."
+
+    @property
+    def method(self) -> str:
+        """The method and its scale, as sentences."""
+        start = "the smallest value" if self.options.method == "norms" else "0 (1 is the average)"
+        scale = f" The scale is linear, from {start} to the 95% quantile." * (self.options.mass is None)
+        return f"{self.options.description[0].upper()}{self.options.description[1:]}.{scale}"
+
+    @property
+    def figure(self) -> CaptionedFigure:
+        captioned = CaptionedFigure(
             name=figure_name(self.name, self.options.method),
-            title=f"{name}: {method}",
-            caption=f"{method[0].upper()}{method[1:]} of {name}"
-            + f" ({probability})" * bool(probability)
-            + f". Colours are bright where {places} {meaning}. The scale is linear, {scale} to the 95 % quantile."
-            + self.memory_sentence,
+            title=self.title,
+            caption=f"{self.facts}{self.memory_sentence}",
+            legend=f"{self.marks} {self.method}",
+            verdict=self.verdict,
             arrays={"maps": self.maps, "photo": self.photo, "box": np.array(self.box), **self.memory_arrays},
-            draw=lambda: self.render(" · ".join(filter(None, (probability, method)))),
+            draw=self.render,
         )
+        return captioned if self.attention is None else self.add_heads(captioned)
 
     @property
     def memory_arrays(self) -> dict[str, NDArray[Any]]:
         return {} if self.memory is None else {"memory": self.memory}
 
-    def make_heads_figure(self, name: str) -> CaptionedFigure:
+    def add_heads(self, captioned: CaptionedFigure) -> CaptionedFigure:
+        """The figure of all heads."""
         assert self.attention is not None
-        mass, (heads, h, w) = self.options.mass, self.maps.shape[1:]
+        mass, (_, h, w) = self.options.mass, self.maps.shape[1:]
         prefix = self.attention[:, : -h * w].sum(-1).mean() - (0 if self.memory is None else self.memory.mean())
-        kept = "" if mass is None else f" Bright are the fewest patches that hold {mass:.0%} of a head's attention."
-        scale = "The scale is linear, from 0 (1 is uniform attention) to the 95 % quantile." * (mass is None)
-        heading = self.options.describe_heads(heads)
-        return CaptionedFigure(
-            name=figure_name(self.name, self.options.method),
-            title=f"{name}: {heading}",
-            caption=f"{heading[0].upper()}{heading[1:]}: the mean over the heads, and each head.{kept} {scale}".rstrip()
-            + f" On average, {prefix:.0%} of the attention is on prefix tokens." * bool(prefix)
-            + self.memory_sentence,
-            arrays={
-                "maps": self.maps,
-                "mean": self.mean,
-                "attention": self.attention,
-                **({} if mass is None else {"masks": mask_by_mass(self.maps, mass)}),
-                "photo": self.photo,
-                "box": np.array(self.box),
-                **self.memory_arrays,
-            },
+        share = f" On average, {prefix:.0%} of the attention is on prefix tokens." * bool(prefix)
+        more = {"mean": self.mean, "attention": self.attention}
+        more |= {} if mass is None else {"masks": mask_by_mass(self.maps, mass)}
+        return replace(
+            captioned,
+            caption=captioned.caption + share,
+            arrays={**captioned.arrays, **more},
             draw=lambda: draw_heads(
-                self.photo,
-                self.box,
-                self.maps[0],
-                self.mean,
-                heading,
-                mass=mass,
-                patch=self.query_patch,
+                self.photo, self.box, self.maps[0], self.mean, self.heading, mass=mass, patch=self.query_patch
             ),
         )
+
+    @property
+    def heading(self) -> str:
+        """The title; whether the prediction is right comes first, if that is known."""
+        if self.truth is None or not self.verdict:
+            return self.title
+        truth = f", it is {self.truth.name}" * (self.verdict == "wrong")
+        return f"{VERDICT_MARKS[self.verdict]} {self.verdict.capitalize()}{truth}. {self.title}"
 
     @property
     def query_patch(self) -> tuple[int, ...] | None:
         """Row and column of the patch that attends; None if it is another token."""
         return tuple(map(int, self.options.token.split(","))) if "," in self.options.token else None
 
-    def render(self, heading: str) -> Any:
+    def render(self) -> Any:
         if self.options.method == "norms":
             panels, unit, lowest = self.maps, "token norm", None
         else:
-            panels, unit, lowest = self.maps * prod(self.maps.shape[-2:]), "attention (1 = uniform)", 0.0
+            panels, unit, lowest = self.maps * prod(self.maps.shape[-2:]), "attention (1 = average)", 0.0
         top = () if self.prediction is None else self.prediction.top
         explained = None if self.explained_class is None else self.explained_class.index
-        predictions = [(each.name, each.probability, each.index == explained) for each in top]
-        return draw_overlay(
+        true = None if self.truth is None else self.truth.index
+        predictions = [
+            (each.name + " (the truth)" * (each.index == true), each.probability, each.index == explained)
+            for each in top
+        ]
+        titles = self.titles
+        if self.maps.shape[:2] == (1, 1) and self.memory is None:
+            titles = (("bright: strong features" if self.options.method == "norms" else "bright: what it looked at",),)
+        figure = draw_overlay(
             self.photo,
             self.box,
             panels,
-            self.titles,
-            heading,
+            titles,
+            self.heading,
             unit,
             patch=self.query_patch,
             lowest=lowest,
             predictions=predictions,
         )
+        if self.verdict == "wrong":
+            figure.texts[0].set_color(WRONG)  # the heading
+        figure.supxlabel(self.options.description, x=0.01, ha="left", fontsize=NOTE_POINTS, color=SOFT)
+        return figure
 
     def save(self, path: str | Path) -> None:
         """Write the figure to a .png, .svg or .pdf file, which is replaced if it exists."""

@@ -58,7 +58,7 @@ def draw_heads(
 
     `patch` is the row and column of the query patch, which is outlined.
     """
-    names = ["model input (dashed)", "mean over heads", *(f"head {number}" for number in range(len(maps)))]
+    names = ["dashed: what it sees", "mean over heads", *(f"head {number}" for number in range(len(maps)))]
     columns = min(PANELS_PER_ROW, key=lambda each: (-len(names) % each, -each))
     columns = min(columns, len(names))
     rows = ceil(len(names) / columns)
@@ -87,7 +87,7 @@ def draw_heads(
         axes.set_axis_off()
     if masks is None:
         shrink = min(0.85, 6 / figure.get_figheight())
-        draw_scale(figure, grid, limits, "attention (1 = uniform)", shrink=shrink, open_end=limits[1] < panels.max())
+        draw_scale(figure, grid, limits, "attention (1 = average)", shrink=shrink, open_end=limits[1] < panels.max())
     line = sanitize_label(heading, int(9 * FIGURE_WIDTH))
     figure.suptitle(line, fontsize=fit_font_size(line, FIGURE_WIDTH), x=0.01, ha="left", parse_math=False)
     return figure

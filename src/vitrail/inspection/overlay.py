@@ -77,7 +77,7 @@ def draw_overlay(
     if single:
         draw_photo(grid[0], photo, photo.shape)
         draw_outline(grid[0], box)
-        grid[0].set_title("dashed: model input", fontsize=LABEL_POINTS)
+        grid[0].set_title("dashed: what it sees", fontsize=LABEL_POINTS)
     low, high = float(panels.min()) if lowest is None else lowest, float(np.quantile(panels, BRIGHTEST_QUANTILE))
     high = high if high > low else float(panels.max())  # nearly all values may be equal
     limits = (low, high if high > low else low + 1)

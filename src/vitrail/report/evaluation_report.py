@@ -44,6 +44,7 @@ class EvaluatedImages:
     labels: NDArray[np.int64]  # the true class of each image, by the model's numbers
     predictions: NDArray[np.int64]  # −1 for an image that cannot be read
     confidences: NDArray[np.float32]
+    label_probabilities: NDArray[np.float32]
 
 
 def evaluate_images(
@@ -53,11 +54,12 @@ def evaluate_images(
     count, mapping = len(found.images), np.array(found.mapping)
     labels = mapping[[found.images.label(index) for index in range(count)]]
     predictions, confidences = np.full(count, -1), np.zeros(count, np.float32)
+    of_labels = np.zeros(count, np.float32)
 
     def keep(indices: "torch.Tensor", logits: "torch.Tensor") -> None:
-        highest = logits.float().softmax(-1).max(-1)
-        predictions[indices.numpy()] = highest.indices.cpu().numpy()
-        confidences[indices.numpy()] = highest.values.cpu().numpy()
+        rows, probabilities = indices.numpy(), logits.float().softmax(-1).cpu().numpy()
+        predictions[rows], confidences[rows] = probabilities.argmax(-1), probabilities.max(-1)
+        of_labels[rows] = probabilities[np.arange(len(rows)), labels[rows]]
 
     result = evaluate(
         loaded.module,
@@ -71,7 +73,25 @@ def evaluate_images(
         progress=progress,
         on_logits=keep,
     )
-    return EvaluatedImages(result=result, found=found, labels=labels, predictions=predictions, confidences=confidences)
+    return EvaluatedImages(
+        result=result,
+        found=found,
+        labels=labels,
+        predictions=predictions,
+        confidences=confidences,
+        label_probabilities=of_labels,
+    )
+
+
+def list_typical_images(evaluated: EvaluatedImages) -> list[int]:
+    """The images that are predicted right, class by class in turn; those of a class's median confidence first."""
+    right, turns = np.flatnonzero(evaluated.predictions == evaluated.labels), list[tuple[int, int, int]]()
+    for label in np.unique(evaluated.labels[right]).tolist():
+        of_class = right[evaluated.labels[right] == label]
+        sure = evaluated.confidences[of_class]
+        order = np.argsort(np.abs(sure - np.median(sure)), kind="stable")
+        turns += [(turn, label, index) for turn, index in enumerate(of_class[order].tolist())]
+    return [index for *_, index in sorted(turns)]
 
 
 def build_result_sections(evaluated: EvaluatedImages) -> list[PageSection]:

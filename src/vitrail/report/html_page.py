@@ -6,7 +6,7 @@ A page has no scripts, or one of ours, which the browser identifies by its check
 import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from html import escape
 from io import BytesIO
@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from PIL import Image
 
 from vitrail.errors import ConfigError
-from vitrail.figures import CaptionedFigure
+from vitrail.figures import VERDICT_MARKS, CaptionedFigure, FigureFolder, Verdict
 from vitrail.files import make_folder, write_atomically
 from vitrail.style import css_variables
 from vitrail.text import TableCells, escape_unprintable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CSS_PIXELS_PER_INCH = 96
 MIN_FIGURE_SCALE = 0.5  # of its own width; smaller text is illegible, so the figure scrolls instead
+MAX_PAGE_FIGURES = 100  # of a page with a section for each
 PHONE_FIGURE_WIDTH = 312  # CSS pixels available on a phone 360 wide
 KEPT_CHARACTERS = (  # not printable for Python: line breaks, the emoji joiner, and all spaces of Unicode
     "\n\t\u200d\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
@@ -104,6 +105,31 @@ def write_page(page: str, path: Path) -> None:
     write_atomically(path, lambda place: place.write_text(page, "utf-8"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class FigurePage(FigureFolder):
+    """Figures as sections of one page, which is written after the last of them."""
+
+    title: str
+    figures: list[CaptionedFigure] = field(default_factory=list[CaptionedFigure])
+
+    def list_paths(self, names: Sequence[str]) -> list[Path]:
+        if len(names) > MAX_PAGE_FIGURES:
+            raise ConfigError(
+                f"{self.path} for {len(names):,} figures; expected at most {MAX_PAGE_FIGURES} on a page: use a folder"
+            )
+        return [self.path]
+
+    def save(self, figure: CaptionedFigure) -> list[Path]:
+        self.figures.append(figure)
+        return [self.path]
+
+    def finish(self) -> None:
+        if self.figures:
+            legends = dict.fromkeys(each.legend for each in self.figures)
+            sections = [PageSection(title=Path(each.name).stem, figures=[each]) for each in self.figures]
+            write_page(render_page(self.title, "\n\n".join(legends), sections), self.path)
+
+
 def render_section(
     section: PageSection, number: int, figures: int, progress: Callable[[int], object] | None = None
 ) -> str:
@@ -160,10 +186,16 @@ def render_figure(captioned: CaptionedFigure, number: int) -> str:
     return (
         f'<figure id="figure-{number}" style="--own:{width}px;--least:{min_width}px">'
         f'<div class="card"{focusable}>{image}</div>'
-        f"<figcaption><b>Figure {number}. {escape_html(captioned.title.rstrip('.'))}.</b> "
+        f"<figcaption><b>Figure {number}. {render_verdict(captioned.verdict)}"
+        f"{escape_html(captioned.title.rstrip('.'))}.</b> "
         f"{escape_html(captioned.caption)}</figcaption>"
         f"</figure>"
     )
+
+
+def render_verdict(verdict: Verdict) -> str:
+    """A mark and a word, also for readers who do not see the color."""
+    return f'<span class="{verdict}">{VERDICT_MARKS[verdict]} {verdict.capitalize()}.</span> ' if verdict else ""
 
 
 def encode_figure(figure: "Figure", kind: str) -> bytes:
@@ -253,6 +285,8 @@ overflow-x:auto}
 figcaption{font-size:var(--small);line-height:1.5;color:var(--soft);max-width:var(--column);margin:.75rem auto 0;
 white-space:pre-line}
 figcaption b{color:var(--ink);font-weight:600}
+.wrong{color:var(--wrong)}
+.right{color:var(--right)}
 .scroll{overflow-x:auto;width:fit-content;min-width:min(100%,var(--column));max-width:min(100%,64rem);
 margin-top:1.25rem;margin-bottom:1.5rem}
 table{border-collapse:collapse;line-height:1.5;border-top:2px solid var(--ink);border-bottom:2px solid var(--ink)}

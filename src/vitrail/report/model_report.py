@@ -1,6 +1,7 @@
 """Report on one model: architecture, predictions, explanations, figures of its weights and layers."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,19 @@ from vitrail.inspection.explanation import Explanation
 from vitrail.inspection.model_figures import look
 from vitrail.inspection.summary import ModelSummary, format_shape, summarize
 from vitrail.layers.block import Block
-from vitrail.report.evaluation_report import EvaluatedImages, build_result_sections, build_training_section
+from vitrail.predict.predictions import ClassProbability
+from vitrail.report.evaluation_report import (
+    EvaluatedImages,
+    build_result_sections,
+    build_training_section,
+    list_typical_images,
+)
 from vitrail.report.html_page import PageSection
 from vitrail.report.representation_report import build_representation_sections, build_run_figures_section
 from vitrail.text import TableCells, format_count
 from vitrail.train.run_list import RunSummary
 
 TOP_PREDICTIONS = 3  # in the table of predictions
-EXPLANATION_TEXTS = {  # by method
-    "grad-rollout": "What the model attends to, followed through all layers: the part that supports the predicted "
-    "class (grad-rollout).",
-    "rollout": "What the model attends to, followed through all layers (rollout).",
-    "attention": "What the model attends to in the last layer.",
-    "norms": "Token norms after the last layer.",
-}
 FIGURE_SECTIONS = (  # title, introduction, figures of `look`
     ("Attention distance", "", ("attention_distance",)),
     (
@@ -63,9 +63,10 @@ def build_model_report(
     """
     skipped, explanations = list[str](), list[tuple[ImageItem, Explanation]]()
     options = explainer.resolve_options(ExplainOptions(method=explainer.default_method))
-    for each in (images[n] for n in spread_over_labels([image.label for image in images], explained)):
+    for each, truth in choose_explained_images(images, evaluated, explained):
         try:
-            explanations.append((each, explainer.explain_resolved(each.source, options, each.name)))
+            explanation = explainer.explain_resolved(each.source, options, each.name)
+            explanations.append((each, replace(explanation, truth=truth)))
         except DataError as error:
             skipped.append(str(error))
         if progress is not None:
@@ -82,11 +83,12 @@ def build_model_report(
     if explanations:
         if explainer.loaded.classes:
             sections.append(PageSection(title="Predictions", table=build_prediction_table(explanations)))
-        text = EXPLANATION_TEXTS[options.method]
+        figures = [each.figure for _, each in explanations]
+        order = "" if evaluated is None else " The most confident mistakes come first, then typical right predictions."
+        text = f"{figures[0].legend}{order}"
         if explainer.no_maps_reason:
             text += f" There are no attention maps: {explainer.no_maps_reason}."
-        figures = [explanation.figure for _, explanation in explanations]
-        sections.append(PageSection(title="Explanations", text=text, figures=figures))
+        sections.append(PageSection(title="What the model looked at", text=text, figures=figures))
         if not explainer.loaded.classes:
             readable = [each for each, _ in explanations]
             more, missing = build_representation_sections(explainer, readable, bank or images)
@@ -100,6 +102,22 @@ def build_model_report(
     if missing := [*notes, *model_figures.notes, *dict.fromkeys([*skipped, *model_figures.skipped])]:
         sections.append(PageSection(title="Not included", text="\n\n".join(missing)))
     return Path(name).name or name, format_lead(explainer, summary, model_figures.images, evaluated), sections
+
+
+def choose_explained_images(
+    images: Sequence[ImageItem], evaluated: EvaluatedImages | None, count: int
+) -> list[tuple[ImageItem, ClassProbability | None]]:
+    """Images of different classes; of evaluated ones, half are the most confident mistakes, with the true classes."""
+    if evaluated is None:
+        return [(images[n], None) for n in spread_over_labels([image.label for image in images], count)]
+    right, wrong = list_typical_images(evaluated), [each.index for each in evaluated.result.wrong]
+    mistakes = wrong[: max(-(-count // 2), count - len(right))]
+    chosen = [*mistakes, *right[: count - len(mistakes)]]
+    truths = [
+        ClassProbability(label, evaluated.result.labels[label], evaluated.label_probabilities[index].item())
+        for index, label in zip(chosen, evaluated.labels[chosen].tolist(), strict=True)
+    ]
+    return list(zip(evaluated.found.take(chosen), truths, strict=True))
 
 
 def format_lead(explainer: Explainer, summary: ModelSummary, images: int, evaluated: EvaluatedImages | None) -> str:

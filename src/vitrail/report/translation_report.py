@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from vitrail import __version__
-from vitrail.figures import CaptionedFigure, list_figure_paths, new_figure
+from vitrail.errors import ConfigError
+from vitrail.figures import CaptionedFigure, FigureFile, FigureFolder, new_figure
 from vitrail.files import make_writable_folder, refuse_existing_outputs
 from vitrail.inspection.beam_tree import draw_beam_tree
 from vitrail.inspection.sentence_attention import MapKind, SentenceAttention, read_sentence, resolve_index
@@ -24,7 +25,7 @@ from vitrail.inspection.sentence_figures import (
     plot_self_attention,
 )
 from vitrail.inspection.word_occlusion import AttentionAgreement, WordOcclusion, compare_with_occlusion, occlude_words
-from vitrail.report.html_page import PageSection, escape_html, render_page, write_page
+from vitrail.report.html_page import FigurePage, PageSection, escape_html, render_page, write_page
 from vitrail.text import TableCells, escape_unprintable
 from vitrail.text_loading import LoadedTextModel
 
@@ -121,32 +122,28 @@ def name_files(sentence: str) -> str:
     return "-".join(letters.split())[:MAX_NAME_LENGTH].strip("-") or "sentence"
 
 
-def list_outputs(sentence: str, out: Path, suffixes: Sequence[str] = (".png",), *, arrays: bool = False) -> list[Path]:
-    """The files that `write_explained_sentence` may write."""
-    name = name_files(sentence)
-    figures = list_figure_paths(out, [f"{name}.{each}" for each in FIGURE_NAMES], suffixes, arrays=arrays)
-    return [*figures, out / f"{name}.html"]
-
-
 def explain_sentence_files(
     loaded: LoadedTextModel,
     sentence: str,
-    out: Path,
+    out: FigureFolder,
     *,
     beam: int = 4,
     layer: int = -1,
     head: MapHead = "mean",
-    suffixes: Sequence[str] = (".png",),
-    arrays: bool = False,
-    overwrite: bool = False,
 ) -> tuple[ExplainedSentence, list[Path]]:
-    """Explain a sentence, and write its figures and its page to `out`; the files that were written."""
-    refuse_existing_outputs(list_outputs(sentence, out, suffixes, arrays=arrays), overwrite=overwrite)
+    """Explain a sentence, and write its figures and its page, or only the page; the files that were written."""
+    if isinstance(out, FigureFile):
+        raise ConfigError(
+            f"{out.path} is one figure, but a sentence has several; use a name that ends in .html, or a folder"
+        )
+    alone = isinstance(out, FigurePage)
+    page = out.path if alone else out.path / f"{name_files(sentence)}.html"
+    names = [] if alone else [f"{name_files(sentence)}.{each}" for each in FIGURE_NAMES]
+    refuse_existing_outputs([page, *([] if alone else out.list_paths(names))], overwrite=out.overwrite)
     new_figure(1, 1)  # needs matplotlib
     explained = explain_sentence(loaded, sentence, beam=beam, layer=layer, head=head)
-    make_writable_folder(out)
-    written = [path for each in explained.figures for path in each.save(out, suffixes, arrays=arrays)]
-    page = out / f"{name_files(sentence)}.html"
+    make_writable_folder(page.parent)
+    written = [] if alone else [path for each in explained.figures for path in out.save(each)]
     write_page(render_translation_page(explained), page)
     return explained, [*written, page]
 

@@ -210,7 +210,12 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
         *describe_skipped_examples(result.skipped, plan.task.example),
         *([done] if done else []),
         f"model  {model_folder}: {describe_next_steps(run.folder, model_folder, plan)}",
+        f"send   {model_folder} ({measure_megabytes(model_folder)}): all that others need to use the model",
     )
+
+
+def measure_megabytes(folder: Path) -> str:
+    return f"{sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) / 1e6:,.1f} MB"
 
 
 def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:

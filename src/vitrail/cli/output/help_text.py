@@ -18,7 +18,9 @@ METAVARS = {  # the values of options that take text; of others NAME
     "SIZE": ("--image-size", "--patch-size"),
     "LIST": ("--batches", "--engines", "--peers", "--tokens"),
     "START:END": ("--teacher-momentum", "--teacher-temperature"),
-    "INT": ("--threads", "--classes", "--layer", "--head"),
+    "INT": ("--threads", "--classes"),
+    "LAYER": ("--layer",),
+    "HEAD": ("--head",),
 }
 HIDDEN_DEFAULTS = (None, "False", '""')  # of flags, and of options that are off
 
@@ -59,7 +61,9 @@ class HelpFormatter:
                 console.print(Text(" " * (column + 4) + line))
 
     def render_usage(self, console: "Console", _: "ConsoleOptions", usage: object) -> None:
-        console.print(f"Usage: {str(usage).strip()}\n", style="bold", markup=False, highlight=False)
+        console.print(
+            f"Usage: {name_optional_arguments(str(usage).strip())}\n", style="bold", markup=False, highlight=False
+        )
 
     def render_description(self, console: "Console", _: "ConsoleOptions", description: Any) -> None:
         """Print the text; a docstring's `Examples::` is a heading of indented lines."""
@@ -67,6 +71,20 @@ class HelpFormatter:
         for line in text.splitlines():
             lines = [line.removeprefix("  ")] if line.startswith(" ") else wrap_text(line, console.width - 1)
             console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def name_optional_arguments(usage: str) -> str:
+    """Name the arguments that may be left out: vitrail explain [OPTIONS] MODEL [IMAGES...]."""
+    start, found, _ = usage.partition("[ARGS")
+    if not found:
+        return usage
+    from vitrail.cli import build_app
+
+    command = usage.split()[1]  # groups of commands have no arguments
+    arguments = build_app([command])[command].assemble_argument_collection()
+    optional = [each for each in arguments if each.index is not None and not each.required]
+    names = [each.name.lstrip("-").upper() + "..." * each.is_var_positional() for each in optional]
+    return start + " ".join(f"[{name}]" for name in names)
 
 
 def wrap_text(text: str, width: int) -> list[str]:

@@ -3,9 +3,13 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.output.messages import print_notes, print_text
+from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrail.figures import FigureFolder
 
 
 def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrite: bool) -> None:
@@ -18,6 +22,46 @@ def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrit
     refuse_existing_outputs((folder / name for name in files), overwrite=overwrite)
     make_writable_folder(folder)
     new_figure(1, 1)
+
+
+def check_output_file(option: str, path: Path | None, suffixes: Sequence[str], *, overwrite: bool) -> None:
+    """Fail before the work if the name of a file has another suffix, or is taken."""
+    if path is None:
+        return
+    from vitrail.files import refuse_existing_outputs
+
+    kind = path.suffix.lower()
+    if kind not in suffixes and (kind != ".htm" or ".html" not in suffixes):
+        raise ConfigError(f"{option} {path}; expected a file name that ends in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise ConfigError(f"{option} {path} is a folder; expected the name of a file")
+    refuse_existing_outputs([path], overwrite=overwrite)
+
+
+def open_figure_output(out: Path, title: str, *, svg: bool, arrays: bool, overwrite: bool) -> "FigureFolder":
+    """By the suffix of `out`: a page for .html, one figure for .png, .svg or .pdf; otherwise a folder of figures."""
+    from mimetypes import MimeTypes
+
+    from vitrail.figures import FIGURE_SUFFIXES, FigureFile, FigureFolder
+    from vitrail.report.html_page import FigurePage
+
+    kind = out.suffix.lower()
+    is_page = kind in (".html", ".htm")
+    if out.is_dir() and (is_page or kind in FIGURE_SUFFIXES):
+        raise ConfigError(f"-o {out} is a folder; expected the name of a new file, or of a folder without {kind}")
+    if is_page and (svg or arrays):
+        flag = "--svg" if svg else "--arrays"
+        raise ConfigError(
+            f"{flag} with the page {out}, which is a single file; expected a folder, such as -o {out.stem}"
+        )
+    if is_page:
+        return FigurePage(path=out, overwrite=overwrite, title=title)
+    kinds = dict.fromkeys([out.suffix if kind in FIGURE_SUFFIXES else ".png", *[".svg"] * svg])
+    if kind in FIGURE_SUFFIXES:
+        return FigureFile(path=out, kinds=tuple(kinds), arrays=arrays, overwrite=overwrite)
+    if MimeTypes().guess_type(out.name)[0] and not out.is_dir():
+        raise ConfigError(f"-o {out}; expected a page (.html), one figure ({', '.join(FIGURE_SUFFIXES)}), or a folder")
+    return FigureFolder(path=out, kinds=tuple(kinds), arrays=arrays, overwrite=overwrite)
 
 
 def print_report(result: object, report: Mapping[str, Any], written: Sequence[Path], *, as_json: bool) -> None:
