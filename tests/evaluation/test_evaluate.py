@@ -63,27 +63,35 @@ def test_metrics_match_a_direct_computation(dataset: ArrayDataset, batch: int, w
 
 @dataclass(frozen=True)
 class Pair(Ranks):
-    """One of two ranks; adds the sums of the other."""
+    """One of two ranks; adds the sums and the wrong predictions of the other."""
 
     world_size: int = 2
     sums: tuple[Tensor, ...] = ()
+    others: tuple[Any, ...] = ()
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         return torch.stack([values, *self.sums]).sum(0)
 
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return [value, *self.others]
+
 
 def test_ranks_share_the_images_and_return_the_same_result(dataset: ArrayDataset) -> None:
-    model, sums = toy(), list[Tensor]()
+    model, sums, wrong = toy(), list[Tensor](), list[Any]()
 
     class Second(Pair):
         def all_reduce_sum(self, values: Tensor) -> Tensor:
             sums.append(values)
             return values
 
+        def all_gather_objects(self, value: Any) -> list[Any]:
+            wrong.append(value)
+            return [value]
+
     half = evaluate(model, dataset, SEEN_AS, batch=4, ranks=Second(rank=1))
     assert half.images == 11
     both, alone = (
-        evaluate(model, dataset, SEEN_AS, batch=4, ranks=Pair(sums=(sums[0],))),
+        evaluate(model, dataset, SEEN_AS, batch=4, ranks=Pair(sums=(sums[0],), others=(wrong[0],))),
         evaluate(model, dataset, SEEN_AS),
     )
     assert (both.images, both.top1, both.top5) == (23, alone.top1, alone.top5)
@@ -91,6 +99,8 @@ def test_ranks_share_the_images_and_return_the_same_result(dataset: ArrayDataset
     assert both.confusion is not None
     assert alone.confusion is not None
     assert both.confusion.equal(alone.confusion)
+    assert [each.name for each in both.wrong] == [each.name for each in alone.wrong]
+    assert len(both.wrong) == round(23 * (1 - alone.top1)) > len(half.wrong) > 0
 
 
 def test_train_and_eval_modes_are_restored(dataset: ArrayDataset) -> None:
