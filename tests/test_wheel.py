@@ -1,14 +1,17 @@
-"""The wheel has every data file, and what it installs works outside the repository with the core packages only."""
+"""The wheel has every data file, and what it installs works outside the repository: the commands of the README, too."""
 
 import os
 import re
 import subprocess
 import sys
+import sysconfig
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from support.core_environment import ROOT, link_core_packages, run_in_core_environment
+from support.doc_pages import Step, find_difference, read_steps
 
 PACKAGE = ROOT / "src" / "vitrail"
 COMMANDS = (
@@ -93,28 +96,89 @@ def test_commands_run_outside_the_repository_with_the_core_packages(installed: P
         assert not (packages / package).exists(), "the check can fail"
 
 
-def list_first_commands() -> list[str]:
-    """The shell start of the README: its first block of commands."""
-    text = (ROOT / "README.md").read_text("utf-8").partition("```console\n")[2].partition("```")[0]
-    return re.findall(r"^\$ (vitrail .+)$", text, re.MULTILINE)
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and the packages of this one, but without its clone of vitrail."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    run_pip("--python", folder / "bin" / "python", "install", wheel)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # a .pth in there is not read
+    return folder
+
+
+def run_step_in_environment(step: Step, environment: Path, where: Path) -> str:
+    """What a reader of the page would see in a new shell."""
+    python = str(environment / "bin" / "python")
+    command = step.kind == "command"
+    env = {
+        "PATH": os.pathsep.join((str(environment / "bin"), os.environ["PATH"])),
+        "HOME": os.environ["HOME"],
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "120",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    done = subprocess.run(
+        ["/bin/sh", "-c", step.text] if command else [python, "-c", step.text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if command else subprocess.PIPE,
+        text=True,
+        check=False,
+        env=env,
+        cwd=where,
+    )
+    assert done.returncode == 0, f"{step.text}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def check_steps(steps: Iterable[Step], environment: Path, where: Path) -> None:
+    for step in steps:
+        printed = run_step_in_environment(step, environment, where)
+        difference = None if step.shown is None else find_difference(step.shown, printed)
+        assert difference is None, f"{step.text}\n{difference}\nall of it:\n{printed}"
+
+
+def list_readme_steps() -> list[Step]:
+    return [step for step in read_steps(ROOT / "README.md") if step.mark != "network"]
+
+
+ORIGIN = """
+import vitrail
+from vitrail.errors import format_install_command
+
+print(vitrail.__file__)
+print(format_install_command("text"))
+"""
+
+
+def test_the_installed_wheel_runs_the_first_command_of_the_readme(
+    wheel: Path, environment: Path, tmp_path: Path
+) -> None:
+    file, command = run_step_in_environment(Step("python", ORIGIN, None, ""), environment, tmp_path).splitlines()
+    assert Path(file).is_relative_to(environment)
+    assert command == f"pip install '{wheel}[text]'"
+    check_steps(list_readme_steps()[:1], environment, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_shell_start_of_the_readme_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    """With all dependencies from pip."""
-    venv.create(tmp_path / "env", with_pip=True)
-    pip = [str(tmp_path / "env" / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], capture_output=True, text=True, check=False
-    )
+@pytest.mark.timeout(900)
+def test_the_installed_wheel_runs_the_readme(environment: Path, tmp_path: Path) -> None:
+    steps = list_readme_steps()
+    assert {step.kind for step in steps} == {"command", "python"}
+    check_steps(steps, environment, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_readme_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    """With all dependencies and extras from pip."""
+    environment, where = tmp_path / "env", tmp_path / "somewhere"
+    venv.create(environment, with_pip=True)
+    where.mkdir()
+    pip = [str(environment / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    words = [*pip, "-c", str(ROOT / "constraints.txt"), f"{wheel}[all]"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode and "connection" in done.stderr.lower():
         pytest.skip("needs a network to install from")
     assert done.returncode == 0, done.stderr
-    commands = list_first_commands()
-    assert commands
-    path = os.pathsep.join((str(tmp_path / "env" / "bin"), os.environ["PATH"]))
-    env = {"PATH": path, "HOME": os.environ["HOME"], "HF_HUB_OFFLINE": "1"}
-    for command in commands:
-        line = ["/bin/sh", "-c", command]
-        done = subprocess.run(line, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+    check_steps(list_readme_steps(), environment, where)
