@@ -208,7 +208,13 @@ def test_log_of_too_many_lines_is_damage_of_one_run(tmp_path: Path, monkeypatch:
     (make_run(tmp_path / "a") / "log.jsonl").write_text(1001 * f"{line}\n")
     make_run(tmp_path / "b")
     states = [run.state for run in read_run_summaries(tmp_path)]
-    assert states == ["damaged: log.jsonl: it has more than 64,000 characters or 1,000 lines", "finished"]
+    assert states == ["damaged: log.jsonl: it has more than 128,000 characters or 1,000 lines", "finished"]
+
+
+def test_log_of_damaged_lines_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "MAX_DAMAGED_LINES", 3)
+    (make_run(tmp_path / "a") / "log.jsonl").write_text(4 * "{\n")
+    assert read_run_summary(tmp_path / "a").state == "damaged: log.jsonl: it has more than 3 damaged lines"
 
 
 def test_damaged_and_empty_lines_are_not_kept(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from vitrail.json_yaml import parse_json
 
 MAX_LOG_VALUE = 1e300
 MAX_LOG_CHARACTERS = 2**26  # in memory the values take ten times as much
-MIN_LINE_CHARACTERS = 64  # that a shorter line counts as: a line costs time and memory, even if it is empty
+MAX_DAMAGED_LINES = 2**12
+MIN_LINE_CHARACTERS = 128  # that a shorter line counts as: a line costs time and memory, even if it is empty
 LogRecord = dict[str, float]
 
 
@@ -35,6 +36,8 @@ class ParsedLog:
                 count, record = count + 1, parse_log_line(line)
                 if record is not None:
                     lines.append((line, record))
+                elif count - len(lines) > MAX_DAMAGED_LINES:
+                    raise ValueError(f"it has more than {MAX_DAMAGED_LINES:,} damaged lines")
         except FileNotFoundError:
             return cls()
         return cls(tuple(lines), count, bool(count) and record is None and not line.endswith("\n"))
