@@ -24,12 +24,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
-
-
 def test_version() -> None:
-    assert run("--version").stdout.strip() == f"vitrail {vitrail.__version__}"
+    command = [sys.executable, "-c", PROGRAM, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == f"vitrail {vitrail.__version__}"
 
 
 @pytest.mark.parametrize(
@@ -42,10 +40,10 @@ def test_version() -> None:
         (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint vit_fashion --tensors --json"),
     ],
 )
-def test_help_shows_examples(words: tuple[str, ...], lesson: str) -> None:
-    done = run(*words)
-    assert done.returncode == 0
-    assert lesson in " ".join(done.stdout.replace("│", " ").split())
+def test_help_shows_examples(vitrail_: Run, words: tuple[str, ...], lesson: str) -> None:
+    done = vitrail_(*words)
+    assert done.code == 0
+    assert lesson in " ".join(done.out.replace("│", " ").split())
 
 
 def test_fields_in_messages_become_options() -> None:

@@ -27,19 +27,20 @@ TOYS: dict[str, dict[str, Any]] = {
 }
 
 
-def toy(key: str) -> Any:
+def toy(key: str, depth: int = 2) -> Any:
     fields = dict(TOYS[key])
-    return add_weight_noise(vitrail.create(fields.pop("name"), image_size=64, depth=2, classes=5, **fields))
+    return add_weight_noise(vitrail.create(fields.pop("name"), image_size=64, depth=depth, classes=5, **fields))
 
 
 @pytest.mark.parametrize("key", TOYS)
 def test_compile_without_a_graph_break(key: str) -> None:
-    model, images = toy(key), torch.randn(2, 3, 64, 64)
+    model, images = toy(key, depth=1), torch.randn(2, 3, 64, 64)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # a minute of compiling C++
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # from torch's compiler
 def test_compile_with_inductor_forward_and_backward() -> None:
     model, images = toy("vit").train(), torch.randn(2, 3, 64, 64)
