@@ -123,6 +123,7 @@ def fit(
         shown = [each for each in (bar, *shown) if each is not None]
     with restore_threads():
         plan = use_threads(plan, choose_fit_threads(plan, run, threads))
+        plan.task.initialise(source, recipe)
         if not isinstance(run, str | Path):
             return run_training(plan, run, CallbackList(shown), start=start)
         described = {"task": plan.describe_task(), "threads": plan.threads}

@@ -56,7 +56,7 @@ class FitResult:
 def run_training(
     plan: Plan, run: RunFolder | None = None, callback: Callback | None = None, *, start: float | None = None
 ) -> FitResult:
-    """Train to the end, from the newest checkpoint of the run if it has one.
+    """Train a task that is initialised to the end, from the newest checkpoint of the run if it has one.
 
     A budget of minutes counts from `start`, a value of `monotonic()`.
     """
@@ -69,7 +69,6 @@ def run_training(
             planned = state.metadata.get("steps") if state else None
             known = type(planned) is int and planned > 0
             plan = plan.with_steps(planned) if known else fix_steps_by_minutes(plan, start)
-        plan.task.initialise(plan.source, plan.recipe)
         trainer = Trainer(plan)
         torch.manual_seed(plan.recipe.loop.seed * 1009 + ranks.rank + 1)  # for dropout, not for initial weights
         loop = TrainingLoop(plan, trainer, run, callback or CallbackList())

@@ -66,6 +66,7 @@ def start_run(
         choice = choose_threads(plan, runtime.threads)
         plan = use_threads(plan, choice.threads)
         runtime.report_lines(*describe_plan(plan, request), str(choice))
+        plan.task.initialise(plan.source, plan.recipe)  # before there is a folder: an error leaves nothing
         if request.recipe.loop.minutes is not None or dry_run:
             runtime.report("speed  measuring …")
             speed = measure_throughput(plan)
@@ -129,6 +130,7 @@ def resume_run(
                 before = plan
                 plan = extend_run(run, plan, recorded, Length(epochs=epochs, minutes=minutes, start=start))
                 runtime.report(describe_extension(before, plan))
+            plan.task.initialise(plan.source, plan.recipe)
             train_and_save(run, plan, runtime, resumed=True)
     return True
 

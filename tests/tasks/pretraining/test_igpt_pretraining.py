@@ -125,18 +125,28 @@ def test_what_does_not_fit_is_refused() -> None:
         task.check(make_source(task, mean=(0.4,) * 3), RECIPE, Ranks())
     with pytest.raises(ConfigError, match="`objective` is bert, and the model was built with causal=True"):
         ImageGpt(task.backbone, IgptSettings(objective="bert")).check(make_source(task), RECIPE, Ranks())
+
+
+def test_grey_images_get_a_palette_of_grey_levels() -> None:
     grey = np.repeat(np.random.default_rng(0).integers(0, 256, (8, 8, 8, 1), np.uint8), 3, axis=3)
     arrays = ArrayDataset(grey, np.zeros(8, np.int64), ("one",), "grey")
-    with pytest.raises(ConfigError, match="images of grey are grey, and the palette has 3 channels"):
-        fit(make_task(), DatasetSplits(name="grey", train=arrays, val=arrays, classes=("one",)), RECIPE, device="cpu")
+    data = DatasetSplits(name="grey", train=arrays, val=arrays, classes=("one",))
+    palette = fit(make_task(), data, ONE_EPOCH, device="cpu").model.palette
+    assert torch.equal(palette, palette[:, :1].expand_as(palette))
+    assert len(palette.unique()) == len(palette)
+
+
+def test_the_bundled_grey_images_are_trained_on_as_they_are() -> None:
+    recipe = replace(vitrail.open_recipe("igpt-cpu"), fields={"image_size": 4, "width": 8, "depth": 1, "heads": 1})
+    built = find_task("igpt").build(Request(data="fashion", recipe=recipe), BuildContext())
+    built.task.initialise(built.source, recipe)
+    assert built.task.backbone.palette.shape == (64, 1)
 
 
 def test_the_objective_of_a_recipe_decides_whether_the_model_is_causal() -> None:
     recipe = vitrail.open_recipe("igpt-cpu")
     for objective, causal in (("autoregressive", True), ("bert", False)):
         task = {**recipe.task, "objective": objective}
-        fields = {"image_size": 8, "width": 16, "depth": 2, "channels": 1}
-        one = {"mean": [0.5], "std": [0.5]}
-        settings = replace(recipe, task=task, fields=fields, preprocessing={**recipe.preprocessing, **one})
+        settings = replace(recipe, task=task, fields={"image_size": 8, "width": 16, "depth": 2})
         built = find_task("igpt").build(Request(data="fashion", recipe=settings), BuildContext())
         assert built.task.backbone.config.causal is causal

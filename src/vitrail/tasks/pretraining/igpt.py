@@ -88,11 +88,6 @@ class ImageGpt(Pretraining):
         """Make the palette, unless the model was loaded with one, and measure how often its colours occur."""
         model, images = self.backbone, as_image_source(source, self)
         pixels = sample_pixels(images, recipe.loop.seed)
-        if model.config.channels > 1 and (pixels == pixels[:, :1]).all():
-            raise ConfigError(
-                f"the images of {images.name} are grey, and the palette has {model.config.channels} channels; expected "
-                "channels=1, with one mean and std in `preprocessing`"
-            )
         if model.has_default_palette:
             palette = make_palette(pixels, model.config.colours, recipe.loop.seed)
             model.palette.copy_(torch.from_numpy(palette))
