@@ -1,4 +1,4 @@
-"""CIFAR-10 with 1 % of the labels: a supervised model, from scratch or pre-trained, on the images of few-shot probes.
+"""CIFAR-10 with 1% of the labels: a supervised model, from scratch or pre-trained, on the images of few-shot probes.
 
     python benchmarks/few_labels.py --data cifar-10-batches-bin
     python benchmarks/few_labels.py --data cifar-10-batches-bin --init runs/simclr/model --lr 1e-3 --epochs 40

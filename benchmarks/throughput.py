@@ -6,7 +6,7 @@ The libraries alternate, round after round, so that a busy moment of the machine
 computed within each round; the median of the rounds is printed with the quartiles, timm = 1. Higher is faster.
 
 `make bench` makes the C allocator keep freed memory. By default glibc returns large tensors to the system and faults
-them in again, up to 100,000 pages per step, and the same code differs by 30 % from run to run.
+them in again, up to 100,000 pages per step, and the same code differs by 30% from run to run.
 """
 
 import statistics

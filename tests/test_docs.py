@@ -206,9 +206,9 @@ def test_the_readme_counts_the_presets() -> None:
 @pytest.mark.parametrize(
     ("shown", "printed", "same"),
     [
-        ("90.0 %  tabby", "91.2 %  tabby", True),
-        ("90.0 %  tabby", "80.0 %  tabby", False),
-        ("90.0 %  tabby", "90.0 %  tiger cat", False),
+        ("90.0%  tabby", "91.2%  tabby", True),
+        ("90.0%  tabby", "80.0%  tabby", False),
+        ("90.0%  tabby", "90.0%  tiger cat", False),
         ("7 s, loss 0.51", "93 s, loss 0.52", True),
         ("loss 0.51", "loss 0.61", False),
         ("wrote … to out", "wrote a.png and b.png to out", True),

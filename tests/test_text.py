@@ -1,6 +1,8 @@
 """Tables and names as plain text."""
 
-from vitrail.text import escape_unprintable, format_count, format_table, make_printable
+import pytest
+
+from vitrail.text import escape_unprintable, format_count, format_probability, format_table, make_printable
 
 
 def test_columns_stand_left_or_right_and_lines_end_in_no_blanks() -> None:
@@ -32,3 +34,22 @@ def test_counts_have_the_right_plural() -> None:
         "2 epochs",
     ]
     assert [format_count(count, "class") for count in (1, 1000)] == ["1 class", "1,000 classes"]
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (1.0, "100.0%"),
+        (0.8637, "86.4%"),
+        (0.001, "0.1%"),
+        (0.000996, "0.1%"),
+        (0.00094, "0.094%"),
+        (0.000234, "0.023%"),
+        (9.96e-5, "0.010%"),
+        (1.23e-6, "0.00012%"),
+        (9e-7, "<0.0001%"),
+        (0.0, "<0.0001%"),
+    ],
+)
+def test_probabilities_below_a_tenth_of_a_percent_keep_two_digits(share: float, expected: str) -> None:
+    assert format_probability(share) == expected

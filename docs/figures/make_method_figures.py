@@ -140,7 +140,7 @@ def draw_mpp(photo: Tensor, keys: NDArray[np.uint64]) -> Figure:
     moved = join_patches(patches[:, corruption.sources[0]], (PATCH, PATCH), GRID)[0]
     panels = [
         Panel(to_pixels(photo), "image"),
-        Panel(to_pixels(paint_patches(moved, corruption.masked[0], (0.55, 0.6, 0.75))), "half corrupted: 80/10/10 %"),
+        Panel(to_pixels(paint_patches(moved, corruption.masked[0], (0.55, 0.6, 0.75))), "half corrupted: 80/10/10%"),
     ]
     for cells, title in ((1, "target: 3-bit mean colour"), (4, "or 4×4 of them")):
         classes = classify_colours(patches, (PATCH, PATCH), cells)

@@ -1,8 +1,10 @@
 """Plain text for terminals and files: names with their unprintable characters escaped, and tables."""
 
 from collections.abc import Collection, Sequence
+from math import floor, log10
 from pathlib import Path
 
+SMALLEST_PROBABILITY = 1e-6  # that is shown by its digits
 TEXT_WIDTH = 100  # of tables that are split into parts
 TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
 
@@ -47,6 +49,14 @@ def format_table_in_parts(left: Sequence[Sequence[str]], alignments: str, column
 
 def column_width(column: Sequence[str]) -> int:
     return max(map(len, column)) + 2
+
+
+def format_probability(share: float) -> str:
+    """In percent, with one decimal; below 0.1%, where one decimal would be 0.0, with two significant digits."""
+    percent = float(f"{100 * share:.2g}")
+    if share < SMALLEST_PROBABILITY:
+        return f"<{100 * SMALLEST_PROBABILITY:.4f}%"
+    return f"{share:.1%}" if percent >= 0.1 else f"{percent:.{1 - floor(log10(percent))}f}%"
 
 
 def format_duration(seconds: float | None) -> str:

@@ -78,10 +78,10 @@ CAT = Prediction((ClassProbability(0, "n02123045 tabby, tabby cat", 0.9), ClassP
 
 
 def test_a_prediction_prints_as_aligned_lines_without_ids() -> None:
-    assert str(CAT).splitlines() == ["90.0 %  tabby", " 5.2 %  tiger\\ncat"]
+    assert str(CAT).splitlines() == ["90.0%  tabby", " 5.2%  tiger\\ncat"]
     assert repr(CAT) == str(CAT)
     sure = Prediction((ClassProbability(3, None, 1.0), ClassProbability(4, "b", 0.0)))
-    assert str(sure).splitlines() == ["100.0 %  class 3", "  0.0 %  b"]
+    assert str(sure).splitlines() == ["  100.0%  class 3", "<0.0001%  b"]
 
 
 def test_a_notebook_shows_bars_with_escaped_names() -> None:
@@ -89,6 +89,6 @@ def test_a_notebook_shows_bars_with_escaped_names() -> None:
     assert "&lt;b&gt;bold" in html
     assert "<b>" not in html
     assert "width: 75.0%" in html
-    assert "75.0 %" in html
+    assert "75.0%" in html
     assert "tabby" in html
     assert not re.search("[^-]color:", html), "text keeps the colour of the notebook's theme"

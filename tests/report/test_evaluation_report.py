@@ -73,7 +73,7 @@ def test_result_sections(evaluated: EvaluatedImages) -> None:
     overview, per_class, plots, samples = build_result_sections(evaluated)
     assert "14 validation images of 3 classes" in overview.text
     assert ("top-1 accuracy", f"{evaluated.result.top1:.2%}") in rows(overview)
-    assert not any(name.startswith("top-5") for name, _ in rows(overview)), "always 100 % for three classes"
+    assert not any(name.startswith("top-5") for name, _ in rows(overview)), "always 100% for three classes"
     assert [row[:2] for row in rows(per_class)] == [(name, str(count)) for name, count in SIZES.items()]
     assert [figure.name for figure in plots.figures] == ["confusion", "reliability"]
     assert [figure.name for figure in samples.figures] == ["samples-1"]

@@ -69,7 +69,7 @@ def noise() -> CaptionedFigure:
 
 
 def test_a_page_with_everything() -> None:
-    table = (("photo", "share"), [(EVIL, "97 %"), ("\"&'", "3 %")], "lr")
+    table = (("photo", "share"), [(EVIL, "97%"), ("\"&'", "3%")], "lr")
     first = PageSection(title="First & foremost", text="One.\n\nTwo.", figures=[lines(), lines()], table=table)
     page = render_page(
         f"Title {EVIL}", "A lead.", [first, PageSection(title="Last", preformatted="a  <b>\nc", figures=[noise()])]

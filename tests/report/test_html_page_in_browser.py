@@ -44,7 +44,7 @@ def captioned(kind: Literal["lines", "map", "photo", "dots"], width: float, heig
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with everything, including long and malicious names."""
     long = "a_name_without_an_end_" * 12
-    rows = [(EVIL, "97.1 %", long), ('"><img src=x onerror=alert(1)>', "0.3 %", "bee\u202e\x00\udcff")]
+    rows = [(EVIL, "97.1%", long), ('"><img src=x onerror=alert(1)>', "0.3%", "bee\u202e\x00\udcff")]
     many = [(*(f"{n}·{m}" for m in range(30)),) for n in range(3)]
     sections = [
         PageSection(title=f"Answers {EVIL}", text=f"{long}\n\n{EVIL}", table=(("photo", "share", "note"), rows, "lrl")),

@@ -107,7 +107,7 @@ def explain(
     k
         For neighbours: number of images to show. [default: 5]
     check
-        Print the probability of the class without the 30 % most and the 30 % least attended patches.
+        Print the probability of the class without the 30% most and the 30% least attended patches.
     beam
         For a sentence: number of beginnings that the beam search keeps. [default: 4]
     """

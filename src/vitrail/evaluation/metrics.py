@@ -124,7 +124,7 @@ class Evaluation:
         return {"loss": self.loss, "top1": self.top1, "top5": self.top5}
 
     def format_headline(self) -> str:
-        five = f", top-5 {self.top5:.2%}" if len(self.labels) > 5 else ""  # always 100 % for five classes or fewer
+        five = f", top-5 {self.top5:.2%}" if len(self.labels) > 5 else ""  # always 100% for five classes or fewer
         speed = f", {self.images / self.seconds:,.0f} images/s" if self.seconds else ""
         line = f"top-1 {self.top1:.2%}{five}, loss {self.loss:.4f}, calibration error {self.calibration_error:.4f}"
         line = f"{line}; {format_count(self.images, 'image')}{speed}"

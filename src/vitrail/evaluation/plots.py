@@ -44,9 +44,7 @@ def draw_confusion_matrix(matrix: Any, labels: Sequence[str]) -> "Figure":
 
     axes = figure.subplots()
     with_counts, unit = classes <= MAX_CLASSES_WITH_COUNTS, "share of the true class"
-    scale = (
-        Normalize(0, 1) if with_counts else PowerNorm(0.5, vmin=0, vmax=1)
-    )  # shows a confusion of 2 % without counts
+    scale = Normalize(0, 1) if with_counts else PowerNorm(0.5, vmin=0, vmax=1)  # shows a confusion of 2% without counts
     if classes <= MAX_CLASSES_WITH_CELLS:
         drawn = axes.imshow(shares, cmap=SHARE_MAP, norm=scale)
     else:  # cells would be smaller than a pixel: draw dots, the darkest last

@@ -53,7 +53,7 @@ class DescribedImage:
             title=f"{name}: {self.caption.text}",
             caption=f"The caption of {name}, word by word. Colours are bright where patches receive the most attention "
             f"when a word is written, mean over the heads of {layer}. The scale is linear, from 0 (1 is uniform "
-            "attention) to the 95 % quantile.",
+            "attention) to the 95% quantile.",
             arrays={
                 "words": np.array(self.attention.words),
                 "maps": self.maps,

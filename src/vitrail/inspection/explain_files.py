@@ -19,7 +19,7 @@ from vitrail.inspection.explain_together import ExplainResult, name_set_figure, 
 from vitrail.inspection.explanation import Explanation, figure_name
 from vitrail.inspection.occlusion import probabilities_without_patches
 from vitrail.predict.image_list import open_arguments
-from vitrail.text import escape_unprintable
+from vitrail.text import escape_unprintable, format_probability
 
 REMOVED_SHARE = 0.3  # of the patches, in the occlusion check
 EMPTY_MAP_NOTE = "no attention contributes to the class, so the map is 0 everywhere"
@@ -27,7 +27,7 @@ EMPTY_MAP_NOTE = "no attention contributes to the class, so the map is 0 everywh
 
 @dataclass(frozen=True)
 class OcclusionCheck:
-    """The probability of the explained class with all patches, and without the 30 % most or least attended ones."""
+    """The probability of the explained class with all patches, and without the 30% most or least attended ones."""
 
     as_it_is: float
     without_most: float
@@ -44,8 +44,8 @@ class OcclusionCheck:
 
     def __str__(self) -> str:
         return (
-            f"without the {REMOVED_SHARE:.0%} most attended patches {self.without_most:.1%}, "
-            f"without the {REMOVED_SHARE:.0%} least {self.without_least:.1%}"
+            f"without the {REMOVED_SHARE:.0%} most attended patches {format_probability(self.without_most)}, "
+            f"without the {REMOVED_SHARE:.0%} least {format_probability(self.without_least)}"
         )
 
 
@@ -71,7 +71,7 @@ class ExplainedImage:
 
     def __str__(self) -> str:
         explained = self.explanation.explained_class
-        predicted = "" if explained is None else f"{explained.name} {explained.probability:.1%}, "
+        predicted = "" if explained is None else f"{explained.name} {format_probability(explained.probability)}, "
         text = f"{self.explanation.name}: {predicted}{', '.join(map(str, self.written))}"
         return escape_unprintable(text if self.check is None else f"{text}; {self.check}")
 

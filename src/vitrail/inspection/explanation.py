@@ -17,6 +17,7 @@ from vitrail.inspection.overlay import OUTLINED_SHARE, PixelBox, draw_overlay
 from vitrail.inspection.rollout import patch_map_from_row
 from vitrail.predict.predictions import ClassProbability, Prediction
 from vitrail.style import NOTE_POINTS, SOFT, WRONG
+from vitrail.text import format_probability
 
 MAX_STEM_BYTES = 180  # in a file name
 
@@ -91,7 +92,7 @@ class Explanation:
     def title(self) -> str:
         """What is seen: What the model looked at for tripod (97.7%)."""
         explained = self.explained_class
-        name = "" if explained is None else f"{explained.name} ({explained.probability:.1%})"
+        name = "" if explained is None else f"{explained.name} ({format_probability(explained.probability)})"
         if self.is_empty:
             return f"Nothing that the model looked at supports {name}"
         if self.options.method == "norms":
@@ -123,8 +124,8 @@ class Explanation:
         if self.prediction is None:
             return f"{name}."
         top, truth = self.prediction.top[0], self.truth
-        true = "" if truth is None or self.verdict == "right" else f"; it is {truth.name} ({truth.probability:.1%})"
-        return f"{name}: predicted {top.name} ({top.probability:.1%}){true}."
+        true = "" if truth is None or self.verdict == "right" else f"; it is {truth.name} ({format_probability(truth.probability)})"
+        return f"{name}: predicted {top.name} ({format_probability(top.probability)}){true}."
 
     @property
     def method(self) -> str:
@@ -222,7 +223,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         explained = self.explained_class
-        of_class = "" if explained is None else f", {explained.name} {100 * explained.probability:.1f} %"
+        of_class = "" if explained is None else f", {explained.name} {format_probability(explained.probability)}"
         return f"Explanation({self.name!r}, {self.options.description}{of_class}, maps {self.maps.shape})"
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitrail.figures import measure_text, new_figure, sanitize_label
 from vitrail.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, PALE
+from vitrail.text import format_probability
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +56,7 @@ def draw_overlay(
     """Draw each map (rows, columns, h, w) over the photo; next to a single map also the photo and the top classes.
 
     `patch` is the row and column of the query patch, which is outlined; `lowest` is the start of the scale, by default
-    the smallest value. Its end is the 95 % quantile.
+    the smallest value. Its end is the 95% quantile.
     """
     flat, names = [panel for row in panels for panel in row], [title for row in titles for title in row]
     single, columns = len(flat) == 1, panels.shape[1]
@@ -161,7 +162,7 @@ def draw_predictions(axes: Any, predictions: Sequence[TopClass]) -> None:
         axes.barh(row, 1, 0.24, color=PALE, alpha=0.5)
         axes.barh(row, probability, 0.24, color=BLUE if is_explained else GREY)
         axes.text(0, row - 0.2, sanitize_label(name, 26), fontsize=NOTE_POINTS, va="bottom", parse_math=False)
-        axes.text(1, row - 0.2, f"{probability:.1%}", fontsize=NOTE_POINTS, va="bottom", ha="right")
+        axes.text(1, row - 0.2, format_probability(probability), fontsize=NOTE_POINTS, va="bottom", ha="right")
     axes.set(xlim=(-0.06, 1), ylim=(max(len(predictions), 3) - 0.6, -0.75))
     axes.set_axis_off()
     axes.set_title("prediction", fontsize=LABEL_POINTS)

@@ -125,7 +125,7 @@ class ImageModel(Model):
         return self.levels[-1].width
 
     def forward(self, images: Tensor) -> Tensor:
-        # the last block computes only what the head reads: for the class token alone, 7 % less work in 12 blocks
+        # the last block computes only what the head reads: for the class token alone, 7% less work in 12 blocks
         read = [self.prefix_tokens.index(token) + 1 for token in self.classifier_tokens]
         return self.logits(self.encode(images, queries=max(read) if read else None))
 

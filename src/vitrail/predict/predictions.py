@@ -11,7 +11,7 @@ from vitrail.checkpoint.class_mapping import split_label
 from vitrail.errors import VitrailError
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.style import BLUE
-from vitrail.text import escape_unprintable
+from vitrail.text import escape_unprintable, format_probability
 
 BARS_STYLE = (
     "display: grid; grid-template-columns: max-content 14em max-content; gap: 2px 10px; align-items: center; "
@@ -49,7 +49,7 @@ class Prediction:
         rows = "".join(
             f'<span>{escape(escape_unprintable(each.name))}</span><span style="height: 0.9em; '
             f'width: {max(0.2, 100 * each.probability):.1f}%; background: {BLUE}"></span>'
-            f'<span style="text-align: right">{100 * each.probability:.1f} %</span>'
+            f'<span style="text-align: right">{escape(format_probability(each.probability))}</span>'
             for each in self.top
         )
         return f'<div style="{BARS_STYLE}">{rows}</div>'
@@ -57,9 +57,9 @@ class Prediction:
 
 def format_probabilities(top: Sequence[ClassProbability]) -> list[str]:
     """One line per class: its probability and its name."""
-    numbers = [f"{100 * each.probability:.1f}" for each in top]
+    numbers = [format_probability(each.probability) for each in top]
     width = max(map(len, numbers), default=0)
-    return [f"{number:>{width}} %  {escape_unprintable(each.name)}" for number, each in zip(numbers, top, strict=True)]
+    return [f"{number:>{width}}  {escape_unprintable(each.name)}" for number, each in zip(numbers, top, strict=True)]
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

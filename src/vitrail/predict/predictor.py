@@ -102,8 +102,8 @@ class Predictor:
 
         >>> photo = vitrail.open_data("fashion").val.source(9)
         >>> print(vitrail.Predictor("vit_fashion").predict(photo, top=2))
-        79.0 %  Ankle boot
-        13.5 %  Sneaker
+        79.0%  Ankle boot
+        13.5%  Sneaker
         """
         check_count("top", top)
         check_output_is_logits(self)

@@ -89,7 +89,7 @@ class LoopSettings:
         0, "Stop after this many evaluations without a better one, by the task's metric; 0 disables it.", MAY_BE_ZERO
     )
     save_every: int = field_with_help(
-        0, "Steps between checkpoints; 0 chooses them so that they take at most 5 % of the time.", MAY_BE_ZERO
+        0, "Steps between checkpoints; 0 chooses them so that they take at most 5% of the time.", MAY_BE_ZERO
     )
     early_size: int = field_with_help(
         0,

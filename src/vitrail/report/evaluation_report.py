@@ -132,7 +132,7 @@ def select_classes(result: Evaluation) -> list[int]:
 def build_accuracy_table(result: Evaluation) -> TableCells:
     rows = [
         ("top-1 accuracy", f"{result.top1:.2%}"),
-        *([("top-5 accuracy", f"{result.top5:.2%}")] if len(result.labels) > 5 else []),  # 100 % for five classes
+        *([("top-5 accuracy", f"{result.top5:.2%}")] if len(result.labels) > 5 else []),  # 100% for five classes
         ("loss (cross-entropy)", f"{result.loss:.4f}"),
         ("calibration error (ECE)", f"{result.calibration_error:.4f}"),
         ("images", f"{result.images:,}"),

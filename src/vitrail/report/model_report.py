@@ -24,7 +24,7 @@ from vitrail.report.evaluation_report import (
 )
 from vitrail.report.html_page import PageSection
 from vitrail.report.representation_report import build_representation_sections, build_run_figures_section
-from vitrail.text import TableCells, format_count
+from vitrail.text import TableCells, format_count, format_probability
 from vitrail.train.run_list import RunSummary
 
 TOP_PREDICTIONS = 3  # in the table of predictions
@@ -168,7 +168,7 @@ def build_prediction_table(explanations: Sequence[tuple[ImageItem, Explanation]]
     rows = list[tuple[str, ...]]()
     for each, explanation in explanations:
         top: list[Any] = [] if explanation.prediction is None else list(explanation.prediction.top[:TOP_PREDICTIONS])
-        cells = [f"{one.name} {one.probability:.1%}" for one in top]
+        cells = [f"{one.name} {format_probability(one.probability)}" for one in top]
         rows.append(
             (Path(each.name).name, each.label or "", *cells, *("" for _ in range(TOP_PREDICTIONS - len(cells))))
         )

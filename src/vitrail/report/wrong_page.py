@@ -19,7 +19,7 @@ from vitrail.inspection.explain_options import ExplainOptions
 from vitrail.inspection.overlay import BRIGHTEST_QUANTILE, blend_map_with_photo, shrink_photo_and_box
 from vitrail.loaded_model import LoadedModel
 from vitrail.report.html_page import PageSection, escape_html, render_page, render_verdict
-from vitrail.text import TableCells, format_count
+from vitrail.text import TableCells, format_count, format_probability
 
 MAX_SHOWN = 100  # images on the page: about 3 MB
 THUMBNAIL_SIDE = 320  # pixels
@@ -135,7 +135,7 @@ def render_card(wrong: WrongPrediction, maps: MistakeMaps, source: Any) -> str:
 
 def render_row(heading: str, name: str, probability: float, kind: str) -> str:
     return (
-        f"<dt>{heading}</dt><dd>{escape_html(name)}</dd><dd>{probability:.1%}</dd>"
+        f"<dt>{heading}</dt><dd>{escape_html(name)}</dd><dd>{escape_html(format_probability(probability))}</dd>"
         f'<div class="bar"><i class="{kind}" style="width:{100 * probability:.1f}%"></i></div>'
     )
 

@@ -181,7 +181,7 @@ def choose_worker_count(source: Source, requested: int | None, ranks: Ranks) -> 
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory instead of returning it and faulting it in again: 3 to 5 % of a step."""
+    """Let glibc keep freed memory instead of returning it and faulting it in again: 3 to 5% of a step."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             libc = ctypes.CDLL("libc.so.6")

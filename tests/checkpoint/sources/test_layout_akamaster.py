@@ -170,7 +170,7 @@ def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
 def test_published_accuracy(
     file: str, shared: Callable[[str], Path], cifar10: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """91.73 % and 93.39 % of the 10,000 test images, as published."""
+    """91.73% and 93.39% of the 10,000 test images, as published."""
     weights, data = shared(file), cifar10(shared("get-cifar10"))
     words = ["eval", str(weights), "--data", str(data), "--batch", "250", "--json"]
     build_app()(words, exit_on_error=False, result_action="return_value")

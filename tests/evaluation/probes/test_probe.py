@@ -247,7 +247,7 @@ def test_a_masked_autoencoder_is_judged_by_fine_tuning(photos: Path, tmp_path: P
     (run / "run.json").write_text(json.dumps(plan))
     (note,) = (note for note in run_probe(run).notes if "autoencoder" in note)
     assert note.startswith("run is a masked autoencoder")
-    assert "11 %" in note
+    assert "11%" in note
     model, how = torch.nn.Identity(), vitrail.Preprocessing()
     for layout, classes, expected in (("mae", 0, True), ("mae", 10, False), ("timm", 0, False)):  # with a head: tuned
         file: Any = SimpleNamespace(layout=layout)

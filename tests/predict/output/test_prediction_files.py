@@ -297,8 +297,8 @@ def test_printed_rows_equal_those_of_a_file(tmp_path: Path, kind: PredictionForm
 
 
 def test_a_table_escapes_names_and_skips_failures() -> None:
-    assert format_class_table(TOP, "a\nb.jpg") == "a\\nb.jpg\n  75.0 %  a cat\n  33.3 %  class 0\n"
-    assert format_class_table(TOP) == "75.0 %  a cat\n33.3 %  class 0\n"
+    assert format_class_table(TOP, "a\nb.jpg") == "a\\nb.jpg\n  75.0%  a cat\n  33.3%  class 0\n"
+    assert format_class_table(TOP) == "75.0%  a cat\n33.3%  class 0\n"
     lines = printed("table", ROWS[:4]).splitlines()
     assert lines[0] == "photos/1.jpg"
     assert lines[3:5] == ["", 'with "quotes", and\\nline\\rends.jpg']

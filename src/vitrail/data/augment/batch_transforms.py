@@ -42,7 +42,7 @@ def random_erase(images: Tensor, keys: NDArray[np.uint64], rate: float) -> Tenso
 
 
 def random_erase_box(rows: int, columns: int, draws: Sequence[float]) -> CropBox | None:
-    """A box of 2 % to a third of the image, aspect 0.3 to 1/0.3; None if none of ten fits into the image."""
+    """A box of 2% to a third of the image, aspect 0.3 to 1/0.3; None if none of ten fits into the image."""
     for share, slant in zip(draws[2::2], draws[3::2], strict=True):
         pixels = rows * columns * (0.02 + share * (1 / 3 - 0.02))
         ratio = 0.3 ** (1 - 2 * slant)

@@ -192,7 +192,7 @@ def make_sources(
         if is_masked_autoencoder(each):
             notes.append(
                 f"{name} is a masked autoencoder, whose k-NN accuracy is low even if it is well trained (published: "
-                "11 % where fine-tuning reaches 81 %); judge it by fine-tuning"
+                "11% where fine-tuning reaches 81%); judge it by fine-tuning"
             )
     return sources, [tuple(each) for each in of_model] + [()] * (len(sources) - len(loaded)), notes
 
