@@ -9,6 +9,7 @@ from torch import Tensor
 
 FeatureRows = Tensor | NDArray[np.float32]
 MAX_ROWS_AT_ONCE, MAX_BYTES_AT_ONCE = 65536, 2**27  # read from disk
+STD_OFFSET = 1e-5
 
 
 def count_rows_at_once(width: int) -> int:
@@ -33,3 +34,11 @@ def iterate_rows(rows: FeatureRows, rows_at_once: int | None = None) -> Iterator
     """All rows, in parts of a bounded size."""
     many = rows_at_once or count_rows_at_once(rows.shape[1])
     return (read_rows(rows, start, start + many) for start in range(0, len(rows), many))
+
+
+def compute_mean_and_std(rows: FeatureRows) -> tuple[Tensor, Tensor]:
+    """Mean and biased std of each column, plus a small number, in one pass each: (D,), (D,)."""
+    total = sum(part.sum(0, dtype=torch.float64) for part in iterate_rows(rows))
+    mean = (torch.as_tensor(total) / len(rows)).float()
+    squares = sum((part - mean).square().sum(0, dtype=torch.float64) for part in iterate_rows(rows))
+    return mean, (torch.as_tensor(squares) / len(rows)).sqrt().float() + STD_OFFSET

@@ -1,5 +1,7 @@
 """Few-shot classification by regularised least squares in closed form, as in big_vision's fewshot_lsr.
 
+Features are standardised by all images of the bank, whose labels take no part. By the few shots alone, as big_vision
+does with 1,000 classes, every feature of two images would become −1 or 1, however little it says.
 N images, D width, C classes.
 """
 
@@ -11,11 +13,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.evaluation.feature_rows import FeatureRows, iterate_rows, take_rows
+from vitrail.evaluation.feature_rows import FeatureRows, compute_mean_and_std, iterate_rows, take_rows
 
 REGULARISATION = 2.0**10  # λ
 BIAS_COLUMN = 100.0  # large, so that the bias is hardly regularised
-STD_OFFSET = 1e-5
 QUERIES_AT_ONCE = 4096
 
 
@@ -31,11 +32,13 @@ def measure_few_shot(
 ) -> dict[int, tuple[float, ...]]:
     """Accuracy on the queries for each number of shots, by seed."""
     found: dict[int, list[float]] = {count: [] for count in shots}
+    mean, std = compute_mean_and_std(bank)
     for seed in seeds:
         by_class = permute_classes(labels, classes, seed)
         for count in shots:
             chosen = np.concatenate([indices[:count] for indices in by_class])
-            predicted = classify_by_least_squares(take_rows(bank, chosen), labels[chosen], queries, classes)
+            few = take_rows(bank, chosen)
+            predicted = classify_by_least_squares(few, labels[chosen], queries, classes, mean=mean, std=std)
             found[count].append(float((predicted == query_labels).mean()))
     return {count: tuple(accuracies) for count, accuracies in found.items()}
 
@@ -47,11 +50,10 @@ def permute_classes(labels: NDArray[np.int64], classes: int, seed: int) -> list[
 
 
 def classify_by_least_squares(
-    features: Tensor, labels: NDArray[np.int64], queries: FeatureRows, classes: int
+    features: Tensor, labels: NDArray[np.int64], queries: FeatureRows, classes: int, *, mean: Tensor, std: Tensor
 ) -> NDArray[np.int64]:
-    """The class of each query, from features (N, D) with labels (N,); both are standardised by the features."""
-    features = features.double()
-    mean, std = features.mean(0), features.std(0, correction=0) + STD_OFFSET
+    """The class of each query, from features (N, D) with labels (N,); both are standardised by mean and std (D,)."""
+    features, mean, std = features.double(), mean.double(), std.double()
     targets = 2 * F.one_hot(torch.from_numpy(labels), classes).double() - 1
     weights = solve_ridge(append_bias_column((features - mean) / std), targets)
     predicted = list[Tensor]()

@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.evaluation.feature_rows import FeatureRows, count_rows_at_once, iterate_rows
+from vitrail.evaluation.feature_rows import FeatureRows, compute_mean_and_std, count_rows_at_once, iterate_rows
 from vitrail.evaluation.probes.few_shot import permute_classes
 
 WEIGHT_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # λ of mean cross-entropy + λ/2·‖W‖², for standardised features
 HELD_OUT_SHARE = 0.2
 MAX_ITERATIONS = 50  # of L-BFGS, per weight decay; each starts from the solution of the stronger one
 MAX_BYTES_IN_MEMORY = 2**30  # of standardised features; more are read from disk in every iteration
-STD_OFFSET = 1e-5
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,6 @@ def hold_out(labels: NDArray[np.int64], classes: int, seed: int) -> Tensor:
         count = min(max(round(HELD_OUT_SHARE * len(indices)), 1), len(indices) - 1) if len(indices) else 0
         mask[torch.from_numpy(indices[:count])] = True
     return mask
-
-
-def compute_mean_and_std(rows: FeatureRows) -> tuple[Tensor, Tensor]:
-    """Mean and biased std of each column, plus a small number, in one pass each: (D,), (D,)."""
-    total = sum(part.sum(0, dtype=torch.float64) for part in iterate_rows(rows))
-    mean = (torch.as_tensor(total) / len(rows)).float()
-    squares = sum((part - mean).square().sum(0, dtype=torch.float64) for part in iterate_rows(rows))
-    return mean, (torch.as_tensor(squares) / len(rows)).sqrt().float() + STD_OFFSET
 
 
 def minimise_cross_entropy(data: StandardisedRows, chosen: Tensor, decay: float, start: Tensor) -> Tensor:
