@@ -231,6 +231,19 @@ def test_a_vocabulary_file_of_bert_keeps_its_ids(tmp_path: Path) -> None:
     assert again.encode(["UNwant\u00e9d,running"]) == [row]
 
 
+def test_special_tokens_in_a_text_are_read_as_by_transformers_if_asked_for(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer.load(write_bert_vocabulary(tmp_path / "vocab.txt"))
+    transformers = pytest.importorskip("transformers")
+    peer = transformers.BertTokenizer(vocab={name: number for number, name in enumerate(BERT_TOKENS)})
+    texts = ["", "run [MASK].", "UNwant\u00e9d[SEP] [UNK] running", "[MASK][MASK] un[PAD]", "[mask] [CLS [unused1]"]
+    ours = tokenizer.encode(texts, special_tokens=True)
+    assert ours == [peer(text)["input_ids"] for text in texts]
+    assert ours[1] == [101, 110, 103, 114, 102]
+    assert tokenizer.encode(["run [MASK]."]) == [[110, 100, 100, 100, 114]]  # three characters without a token
+    again = TextTokenizer.from_json(tokenizer.to_json())
+    assert again.encode(texts, special_tokens=True) == ours
+
+
 def test_upper_case_is_kept_if_the_vocabulary_has_it(tmp_path: Path) -> None:
     file = write_bert_vocabulary(tmp_path / "vocab.txt", "Run")
     assert show(TextTokenizer.load(file), "Run run") == ["Run", "run"]

@@ -54,7 +54,7 @@ class TextTokenizer:
 
     What we train decodes to the text that was encoded, in NFC, with one space for every run of white space and none
     at the ends; a character that is in no training text becomes an unknown token, with WordPiece its whole word.
-    Special tokens are never made from text: "</s>" is five characters.
+    Special tokens are made from text only if `encode` is asked for them: otherwise "</s>" is five characters.
     """
 
     def __init__(self, tokenizer: "Tokenizer", where: str = "the tokenizer") -> None:
@@ -138,17 +138,29 @@ class TextTokenizer:
         """The contents of tokenizer.json."""
         return self.tokenizer.to_str(pretty=False) + "\n"
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens."""
+    def encode(self, texts: Sequence[str], *, special_tokens: bool = False) -> list[list[int]]:
+        """The ids of each text; with `special_tokens` as BERT reads it, [MASK] as one token and [CLS] … [SEP] around.
+
+        Without them, which is how translations are read, a text cannot end itself or contain padding.
+        """
         if isinstance(texts, str):
             raise ConfigError("encode got one text; expected a list of texts")
         check_unicode(texts)
-        encode = self.tokenizer.encode  # one at a time is as fast as a batch in one thread, and starts no threads
+        tokenizer, around = (self.special_tokenizer, 1) if special_tokens else (self.tokenizer, 0)
+        encode = tokenizer.encode  # one at a time is as fast as a batch in one thread, and starts no threads
+        first, last = [self.start] * around, [self.end] * around
         try:
             with convert_library_errors():
-                return [encode(text, add_special_tokens=False).ids for text in texts]
+                return [[*first, *encode(text, add_special_tokens=False).ids, *last] for text in texts]
         except ValueError as error:
             raise CheckpointError(f"the tokenizer failed: {describe_error(error)}; restore its file") from None
+
+    @cached_property
+    def special_tokenizer(self) -> "Tokenizer":
+        """The same, but special tokens in a text are read as such."""
+        other = type(self.tokenizer).from_str(self.to_json())
+        other.encode_special_tokens = False
+        return other
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; padding, start and end are left out, and an unknown token is written by its name."""
