@@ -99,13 +99,16 @@ def format_install_command(extra: str | None = None) -> str:
 
 
 def unknown_name_error(
-    what: str, given: object, known: Iterable[str], synonyms: Mapping[str, str] | None = None
+    what: str, given: object, known: Iterable[str], synonyms: Mapping[str, str | tuple[str, ...]] | None = None
 ) -> ConfigError:
-    """Error for an unknown name that suggests the nearest valid one; `synonyms` maps other words to valid names."""
+    """Error for an unknown name that suggests the nearest valid one.
+
+    `synonyms` maps other words to names, or to several of which the first valid one is suggested.
+    """
     names = list(known)
-    nearest = (synonyms or {}).get(str(given))
-    if nearest not in names:
-        nearest = find_nearest_name(str(given), names)
+    meant = (synonyms or {}).get(str(given), ())
+    candidates = (meant,) if isinstance(meant, str) else meant
+    nearest = next((each for each in candidates if each in names), None) or find_nearest_name(str(given), names)
     if nearest:
         return ConfigError(f"unknown {what} {given!r}; did you mean {nearest!r}?")
     listed = ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:5])} and {len(names) - 5} more"

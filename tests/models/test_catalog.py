@@ -93,6 +93,15 @@ def test_unknown_fields() -> None:
         vitrail.create("ViT-Ti/16", image_sise=384)
     with pytest.raises(ConfigError, match=r"unknown vit field 'drop_path_rate'; did you mean 'stochastic_depth'\?"):
         vitrail.create("ViT-Ti/16", drop_path_rate=0.1)
+    for name, given, ours in (
+        ("swin_tiny_patch4_window7_224", "embed_dim", "widths"),
+        ("swin_tiny_patch4_window7_224", "window_size", "windows"),
+        ("pvt_v2_b0", "depths", "stages"),
+        ("ViT-Ti/16", "num_attention_heads", "heads"),
+        ("ViT-Ti/16", "hidden_size", "width"),
+    ):
+        with pytest.raises(ConfigError, match=rf"unknown \w+ field '{given}'; did you mean '{ours}'\?"):
+            vitrail.create(name, **{given: 1})
     with pytest.raises(ConfigError, match=r"unknown deit field 'reg_tokens'; expected one of "):
         vitrail.create("DeiT-Ti", reg_tokens=4)
 

@@ -59,7 +59,10 @@ def check_count(name: str, value: object) -> None:
 
 
 def check_fields(config: "DataclassInstance") -> None:
-    """Check types, choices and ranges of all fields, first in `__post_init__`; sizes become pairs, lists tuples."""
+    """Check types, choices and ranges of all fields, first in `__post_init__`.
+
+    Sizes become pairs, lists tuples, and whole numbers floats where the field is one.
+    """
     hints, values = cached_type_hints(type(config)), dict(vars(config))
     for field in fields(config):
         hint = hints[field.name]
@@ -68,6 +71,8 @@ def check_fields(config: "DataclassInstance") -> None:
         value = None if is_none(value) and NoneType in get_args(hint) else value
         check_type(field.name, value, hint)
         check_range(field.name, value, field.metadata)
+        if type(value) is int and float in (hint, *get_args(hint)) and int not in get_args(hint):
+            value = float(value)  # layer_scale=1 would make weights of int64
         object.__setattr__(config, field.name, pair(value) if hint == Size else value)
 
 
@@ -115,6 +120,12 @@ def check_range(name: str, value: Any, metadata: Mapping[str, object]) -> None:
             fits, expected = number > 0, "more than 0"
         if not fits:
             raise ConfigError(f"{name} is {repr(value)[:40]}; expected {expected}")
+
+
+def check_used(name: str, value: Any, default: Any, *, used: bool, users: str) -> None:
+    """Refuse a field that was set, but that the model does not use because of its other fields."""
+    if not used and value != default:
+        raise ConfigError(f"{name} is {value!r}, which this model does not use; expected {users}, or {name}={default}")
 
 
 def check_heads(width: int, heads: int) -> None:

@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_used, pair
 from vitrail.models.contract import ImageSizes, Level
 from vitrail.models.family import Family
 from vitrail.models.init import init_small_linear
@@ -62,6 +62,7 @@ class CrossFormerConfig(DropRates):
             check_heads(width, heads)
             if width < BIAS_RATIO:
                 raise ConfigError(f"a width of {width}; expected {BIAS_RATIO} or more, for the MLP of the biases")
+        check_used("cooling", self.cooling, False, used=max(self.stages) > 3, users="a stage of more than 3 blocks")
         for name in ("kernels", "merge_kernels"):
             check_kernels(name, vars(self)[name])
         for kernels, widths in ((self.kernels, self.widths[:1]), (self.merge_kernels, self.widths[1:])):

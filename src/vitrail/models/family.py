@@ -10,23 +10,34 @@ from vitrail.models.checkpoint_side import CheckpointSide
 from vitrail.models.contract import ImageModel, Model
 
 NEEDED_FIELDS = ("image_size", "channels", "classes")  # of a config, for models that read images
-TIMM_FIELD_NAMES = {  # timm's name → ours
-    "img_size": "image_size",
-    "in_chans": "channels",
-    "num_classes": "classes",
-    "embed_dim": "width",
-    "num_heads": "heads",
-    "mlp_ratio": "mlp_width",
-    "act_layer": "activation",
-    "init_values": "layer_scale",
-    "reg_tokens": "registers",
-    "pos_embed": "positions",
-    "no_embed_class": "prefix_positions",
-    "global_pool": "pool",
-    "drop_rate": "dropout",
-    "attn_drop_rate": "attention_dropout",
-    "drop_path_rate": "stochastic_depth",
-    "dynamic_img_size": "dynamic",
+FOREIGN_FIELD_NAMES = {  # of timm and transformers → ours, the first that a config has
+    "img_size": ("image_size",),
+    "in_chans": ("channels",),
+    "num_channels": ("channels",),
+    "num_classes": ("classes",),
+    "num_labels": ("classes",),
+    "embed_dim": ("width", "widths"),
+    "embed_dims": ("widths", "width"),
+    "hidden_size": ("width", "widths"),
+    "depths": ("stages", "depth"),
+    "num_hidden_layers": ("depth", "stages"),
+    "num_heads": ("heads",),
+    "num_attention_heads": ("heads",),
+    "mlp_ratio": ("mlp_width", "mlp_ratios"),
+    "mlp_ratios": ("mlp_ratio", "mlp_width"),
+    "intermediate_size": ("mlp_width",),
+    "window_size": ("windows", "window"),
+    "act_layer": ("activation",),
+    "hidden_act": ("activation",),
+    "init_values": ("layer_scale",),
+    "reg_tokens": ("registers",),
+    "pos_embed": ("positions",),
+    "no_embed_class": ("prefix_positions",),
+    "global_pool": ("pool",),
+    "drop_rate": ("dropout",),
+    "attn_drop_rate": ("attention_dropout",),
+    "drop_path_rate": ("stochastic_depth",),
+    "dynamic_img_size": ("dynamic",),
 }
 
 
@@ -72,5 +83,5 @@ class Family:
         known = [field.name for field in dataclasses.fields(self.config)]
         for name in values:
             if name not in known:
-                raise unknown_name_error(f"{self.name} field", name, known, synonyms=TIMM_FIELD_NAMES)
+                raise unknown_name_error(f"{self.name} field", name, known, synonyms=FOREIGN_FIELD_NAMES)
         return self.config(**values) if preset is None else dataclasses.replace(preset, **values)

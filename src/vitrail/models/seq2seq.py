@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vitrail.errors import ConfigError
-from vitrail.models.checks import MAY_BE_ZERO, RATE, check_fields
+from vitrail.models.checks import MAY_BE_ZERO, RATE, check_fields, check_used
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers
 from vitrail.models.parts.recurrent_attention import RecurrentAttention, RecurrentScore
@@ -42,6 +42,13 @@ class Seq2SeqConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_vocabulary(self)
+        scored = self.attention == "bahdanau" or (self.attention == "luong" and self.luong_score == "concat")
+        for name, default, used, users in (
+            ("luong_score", "general", self.attention == "luong", "attention='luong'"),
+            ("input_feeding", True, self.attention == "luong", "attention='luong'"),
+            ("attention_width", None, scored, "attention='bahdanau', or 'luong' with luong_score='concat'"),
+        ):
+            check_used(name, vars(self)[name], default, used=used, users=users)
         if self.bidirectional and self.hidden % 2:
             raise ConfigError(f"hidden {self.hidden}; expected an even number, half for each direction")
 

@@ -16,7 +16,7 @@ import torch
 
 from vitrail.errors import ConfigError, unknown_name_error
 from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
-from vitrail.models.family import TIMM_FIELD_NAMES
+from vitrail.models.family import FOREIGN_FIELD_NAMES
 from vitrail.recipes import recipe as recipes
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task
@@ -57,7 +57,7 @@ INGREDIENT_ALIASES = {
 }
 FOREIGN_SETTING_NAMES = {
     **recipes.SETTING_ALIASES,
-    **TIMM_FIELD_NAMES,
+    **FOREIGN_FIELD_NAMES,
     "drop": "dropout",
     "drop_path": "stochastic_depth",
 }
