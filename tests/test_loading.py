@@ -121,14 +121,54 @@ def test_opening_an_export_does_not_import_torch(exported: ExportFinder) -> None
 
 def test_an_export_takes_the_preprocessing_that_fits_its_file(exported: ExportFinder) -> None:
     assert open_model(exported("onnx"), preprocessing={"crop": 1.0}).preprocessing.crop == 1.0
-    fixed = open_model(exported("onnx"), preprocessing={"image_size": 64}).preprocessing
-    assert fixed.image_size == (48, 32)
-    assert open_model(exported("any size"), preprocessing={"image_size": 64}).preprocessing.image_size == (64, 64)
-    for given, message in (({"mean": (0.5,) * 3}, "another mean or std"), ({"image_size": 50}, "multiples of 16")):
+    assert open_model(exported("onnx"), image_size=(48, 32)).preprocessing.image_size == (48, 32)
+    with pytest.raises(ConfigError, match=r"`image_size` 64×64 for .*, which was exported for images of 48×32; export"):
+        open_model(exported("onnx"), image_size=64)
+    assert open_model(exported("any size"), image_size=64).preprocessing.image_size == (64, 64)
+    for given, message in (
+        ({"preprocessing": {"mean": (0.5,) * 3}}, "another mean or std"),
+        ({"image_size": 50}, "multiples of 16"),
+    ):
         with pytest.raises(ConfigError, match=message):
-            open_model(exported("any size"), preprocessing=given)
+            open_model(exported("any size"), **given)
     with pytest.raises(ConfigError, match=r"heads=… for .*, which is exported and complete"):
         open_model(exported("onnx"), fields={"heads": 2})
+
+
+def test_another_image_size_resamples_the_positions() -> None:
+    loaded = open_model("vit_fashion", image_size=56)
+    assert loaded.preprocessing.image_size == (56, 56)
+    expected = vitrail.load("vit_fashion", image_size=56).state_dict()
+    for name, tensor in loaded.module.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+    assert vitrail.Predictor("vit_fashion", image_size=56).features("example:cat", "tokens").shape == (65, 64)
+
+
+def test_the_image_size_is_not_a_field_of_the_preprocessing() -> None:
+    with pytest.raises(ConfigError, match="`preprocessing` image_size=56; expected `image_size`"):
+        open_model("vit_fashion", preprocessing={"image_size": 56})
+    with pytest.raises(ConfigError, match="expected one of crop, fit, middle, interpolation, mean, std"):
+        open_model("vit_fashion", preprocessing={"sizes": 56})
+    with pytest.raises(ConfigError, match="`image_size` for vit_fashion, which is already loaded; open a checkpoint"):
+        open_model(open_model("vit_fashion"), image_size=56)
+
+
+def test_1000_classes_without_names_are_those_of_imagenet_in_a_public_layout_only(tmp_path: Path) -> None:
+    model = vitrail.create("deit_tiny_patch16_224", image_size=32, width=64, heads=1, depth=1)
+    vitrail.save(model, tmp_path / "deit.pth", to="deit")
+    vitrail.save(model, tmp_path / "own")
+    vitrail.save(model, tmp_path / "header.safetensors", to="timm")
+    fewer = vitrail.create("deit_tiny_patch16_224", image_size=32, width=64, heads=1, depth=1, classes=999)
+    vitrail.save(fewer, tmp_path / "fewer.pth", to="deit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of heads and preprocessing
+        labels = {name: open_model(tmp_path / name).labels for name in ("deit.pth", "own", "header.safetensors")}
+        assert open_model(tmp_path / "fewer.pth").labels is None
+        named = open_model(tmp_path / "own", labels="imagenet").labels
+    assert labels["own"] is labels["header.safetensors"] is None
+    assert labels["deit.pth"] == named
+    assert named is not None
+    assert named[285] == "Egyptian cat"
 
 
 def test_what_needs_layers_refuses_an_export_and_timm(exported: ExportFinder) -> None:

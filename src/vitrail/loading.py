@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.class_mapping import check_class_labels
 from vitrail.checkpoint.hub import HUB_PREFIX
+from vitrail.checkpoint.imagenet_classes import IMAGENET, list_imagenet_labels
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.preprocessing import PILLOW_FILTERS, Preprocessing
@@ -20,7 +21,7 @@ from vitrail.export.description import ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
 from vitrail.machine import count_cores
-from vitrail.models.checks import find_image_config, pair
+from vitrail.models.checks import Size, find_image_config, pair
 
 if TYPE_CHECKING:
     import torch
@@ -37,18 +38,20 @@ GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # complete, some 
 def open_model(
     model: "str | Path | nn.Module | LoadedModel",
     *,
+    image_size: Size | None = None,
     fields: Mapping[str, Any] | None = None,
     preprocessing: GivenPreprocessing = None,
-    labels: Sequence[str] | None = None,
+    labels: Sequence[str] | Literal["imagenet"] | None = None,
     device: "str | torch.device | None" = None,
     threads: int | None = None,
 ) -> LoadedModel:
     """Open a model by name or path, or wrap a module with a config.
 
-    `preprocessing` replaces the model's own, or some of its fields; a model without any gets the usual values of its
-    layout, or mean and std 0.5, with a warning. `device` is the CPU by default; a module stays where it is. `threads`
-    is for exported models, by default one per core. `fields` are config fields that a checkpoint does not specify, such
-    as heads.
+    For another `image_size`, the positions are resampled as in `vitrail.load`. `preprocessing` replaces the model's own
+    but its image size, or some of its fields; a model without any gets the usual values of its layout, or mean and std
+    0.5, with a warning. `labels` are class names, or "imagenet" for those of ImageNet-1k. `device` is the CPU by
+    default; a module stays where it is. `threads` is for exported models, by default one per core. `fields` are config
+    fields that a checkpoint does not specify, such as heads.
 
     >>> loaded = vitrail.open_model("vit_fashion")
     >>> loaded.labels[0], loaded.preprocessing.image_size
@@ -56,6 +59,8 @@ def open_model(
     """
     if not isinstance(fields, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"`fields` is {repr(fields)[:60]}; expected a dictionary such as {{'heads': 3}}")
+    if image_size is not None:
+        fields = {**(fields or {}), "image_size": image_size}
     if isinstance(model, LoadedModel):
         refuse_config_fields(fields, model.source, "already loaded")
         return change_loaded_model(model, preprocessing, labels, device, threads)
@@ -70,8 +75,9 @@ def open_model(
         if preprocessing is not None:
             loaded = replace(loaded, preprocessing=merge_preprocessing(loaded.preprocessing, preprocessing))
     elif is_exported(model):
-        refuse_config_fields(fields, name, "exported and complete")
-        return open_exported_model(model, preprocessing, labels, threads or count_cores())
+        size, others = split_image_size(fields)
+        refuse_config_fields(others, name, "exported and complete")
+        return open_exported_model(model, size, preprocessing, labels, threads or count_cores())
     else:
         loaded = open_checkpoint(name, fields or {}, preprocessing)
     return replace(
@@ -218,29 +224,52 @@ def build_without_weights(name: str, fields: Mapping[str, Any]) -> "nn.Module":
 
 
 def open_exported_model(
-    path: str | Path, preprocessing: GivenPreprocessing, labels: Sequence[str] | None, threads: int
+    path: str | Path,
+    image_size: Size | None,
+    preprocessing: GivenPreprocessing,
+    labels: Sequence[str] | None,
+    threads: int,
 ) -> LoadedModel:
     """A model written by `vitrail export`. Does not import torch."""
     found = ExportedModel(path, threads=threads)
     about = found.description
+    how = merge_preprocessing(about.preprocessing, preprocessing)
+    if image_size is not None:
+        how = replace(how, image_size=image_size)
     return LoadedModel(
         source=str(path),
         model=found,
-        preprocessing=fit_preprocessing_to_export(merge_preprocessing(about.preprocessing, preprocessing), about, path),
+        preprocessing=fit_preprocessing_to_export(how, about, path, asked=image_size is not None),
         classes=about.classes,
         labels=choose_labels(labels, about.labels, about.classes),
     )
 
 
-def fit_preprocessing_to_export(given: Preprocessing, about: ExportDescription, path: str | Path) -> Preprocessing:
+def split_image_size(fields: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    """The image size among config fields, None if there is none, and the other fields."""
+    others = dict(fields or {})
+    return others.pop("image_size", None), others
+
+
+def fit_preprocessing_to_export(
+    given: Preprocessing, about: ExportDescription, path: str | Path, *, asked: bool = False
+) -> Preprocessing:
     """The preprocessing at an image size that the file takes; mean and std are part of the file."""
     if (given.mean, given.std) != (about.preprocessing.mean, about.preprocessing.std):
         raise ConfigError(
             f"`preprocessing` has another mean or std than {path} was exported with; export the model again",
             ("preprocessing",),
         )
+    own = about.preprocessing.image_size
     if about.multiple == 0:
-        return replace(given, image_size=about.preprocessing.image_size)
+        if asked and pair(given.image_size) != pair(own):
+            asked_size, own_size = ("×".join(map(str, pair(each))) for each in (given.image_size, own))
+            raise ConfigError(
+                f"`image_size` {asked_size} for {path}, which was exported for images of {own_size}; export the model "
+                "again for another size",
+                ("image_size",),
+            )
+        return replace(given, image_size=own)
     rows, columns = pair(given.image_size)
     if rows % about.multiple or columns % about.multiple:
         raise ConfigError(f"images of {rows}×{columns} pixels; expected multiples of {about.multiple}")
@@ -346,6 +375,11 @@ def merge_preprocessing(known: Preprocessing, given: GivenPreprocessing) -> Prep
         raise ConfigError(
             f"preprocessing is {repr(given)[:60]}; expected vitrail.Preprocessing(crop=0.9, mean=(0.5, 0.5, 0.5), …)"
         )
+    if "image_size" in given:
+        raise ConfigError(
+            f"`preprocessing` image_size={given['image_size']}; expected `image_size`, which also resamples positions",
+            ("preprocessing", "image_size"),
+        )
     return known.with_fields(given)
 
 
@@ -355,7 +389,7 @@ def gives_mean_and_std(given: GivenPreprocessing) -> bool:
 
 
 def choose_labels(given: Sequence[str] | None, known: Sequence[str] | None, classes: int) -> tuple[str, ...] | None:
-    labels = known if given is None else given
+    labels = known if given is None else list_imagenet_labels() if given == IMAGENET else given
     return None if labels is None or not classes else check_class_labels(labels, classes)
 
 
@@ -365,6 +399,8 @@ def refuse_load_arguments_as_fields(fields: Mapping[str, Any]) -> None:
 
 
 def refuse_config_fields(fields: Mapping[str, Any] | None, name: str, reason: str) -> None:
+    if fields and "image_size" in fields:
+        raise ConfigError(f"`image_size` for {name}, which is {reason}; open a checkpoint with it", ("image_size",))
     if fields:
         raise ConfigError(
             f"`fields` {min(fields)}=… for {name}, which is {reason}; use `fields` with a checkpoint", ("fields",)

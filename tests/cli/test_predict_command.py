@@ -44,8 +44,8 @@ def test_one_image_is_printed_as_a_table(vitrail_: Run, model: Path, photos: Pat
     result = vitrail_("predict", model, NAMES[0], "--top", 99)
     assert (result.code, drop_engine_notes(result.err)) == (0, "")
     lines = result.out.splitlines()
-    assert sorted(line.split(" %  ")[1] for line in lines) == sorted(LABELS)
-    assert sum(float(line.split(" %")[0]) for line in lines) == pytest.approx(100, abs=0.5)
+    assert sorted(line.split("%  ")[1] for line in lines) == sorted(LABELS)
+    assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
     several = vitrail_("predict", model, NAMES[0], NAMES[1], "--top", 99).out
     assert several.startswith("".join([f"{NAMES[0]}\n", *(f"  {line}\n" for line in lines), f"\n{NAMES[1]}\n"]))
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+IMAGENET = "imagenet"  # as labels: the names of its classes
 CLASSES_FILE = Path(__file__).with_name("imagenet_classes.txt")
 
 

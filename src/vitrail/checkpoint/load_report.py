@@ -6,6 +6,8 @@ from typing import Any
 
 from vitrail.text import abbreviate_list, format_table
 
+NOT_CONFIG_FIELDS = ("preprocessing", "labels")
+
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -41,8 +43,8 @@ def format_assumptions(assumed: Mapping[str, Any], given: Collection[str] = ()) 
     remaining = {name: value for name, value in assumed.items() if name not in given}
     if not remaining:
         return "", ()
-    settings = [f"{name}=…" for name in remaining if name != "preprocessing"][:1]
-    settings += ["preprocessing"] if "preprocessing" in remaining else []
+    settings = [f"{name}=…" for name in remaining if name not in NOT_CONFIG_FIELDS][:1]
+    settings += [name for name in NOT_CONFIG_FIELDS if name in remaining]
     remedy = " and ".join(f"`{setting}`" for setting in settings)
     text = f"does not specify {', '.join(remaining)}; assumed {format_fields(remaining)}. Change this with {remedy}"
     return text, tuple(settings)

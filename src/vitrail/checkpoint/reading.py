@@ -16,7 +16,15 @@ from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
-from vitrail.checkpoint.layout import LAYOUT_KEY, LAYOUT_NAMED_KEY, Layout, TranslatedCheckpoint, detect_layout
+from vitrail.checkpoint.imagenet_classes import IMAGENET, list_imagenet_labels
+from vitrail.checkpoint.layout import (
+    LAYOUT_KEY,
+    LAYOUT_NAMED_KEY,
+    OWN_LAYOUT,
+    Layout,
+    TranslatedCheckpoint,
+    detect_layout,
+)
 from vitrail.checkpoint.load_report import LoadReport, format_assumptions
 from vitrail.checkpoint.model_location import (
     UNVERIFIED,
@@ -165,7 +173,7 @@ def build_meta_model(translated: TranslatedCheckpoint, family: Family, where: st
 def warn_about_report(checkpoint: Checkpoint, path: str | Path, given: Collection[str] = ()) -> None:
     """Issue one warning with all that needs attention in the report; `given` are fields that the user has set."""
     report = checkpoint.report
-    assumption, fields = format_assumptions(report.assumed, given)
+    assumption, fields = format_assumptions(report.assumed, (*given, "labels"))  # names do not change the results
     lines = ([f"{path} {assumption}"] if assumption else []) + [f"{path}: {each}" for each in report.warnings]
     if lines:
         warnings.warn(CheckpointWarning("; ".join(lines), fields=(*fields, "source")), stacklevel=3)
@@ -238,7 +246,7 @@ def translate_with_layout(
     known[LAYOUT_NAMED_KEY] = named or contents.header.get(LAYOUT_KEY) == layout.name
     with wrap_config_errors(where):
         translated = layout.read(contents, known)
-    if contents.weights is not None and layout.name != "vitrail":
+    if layout.name != OWN_LAYOUT and LAYOUT_KEY not in contents.header:  # what we wrote has the names that it had
         translated = add_known_labels(translated, contents.weights)
     if contents.weights is not None and any(each.startswith(UNVERIFIED) for each in contents.warnings):
         check_is_preset(translated.description, contents.weights.preset, where, contents.path)
@@ -261,11 +269,16 @@ def check_is_preset(description: Description, preset: str, where: str, place: Pa
             )
 
 
-def add_known_labels(translated: TranslatedCheckpoint, weights: PretrainedWeights) -> TranslatedCheckpoint:
-    """Add the names of ImageNet's classes if the file has none; nothing is assumed about weights that are known."""
-    description = translated.description
-    labels = description.labels or get_known_labels(weights, description.config.get("classes", 0))
-    return replace(translated, description=replace(description, labels=labels))
+def add_known_labels(translated: TranslatedCheckpoint, weights: PretrainedWeights | None) -> TranslatedCheckpoint:
+    """Add the names of ImageNet's classes if the file has none; for weights that are not known, they are assumed."""
+    description, assumed = translated.description, translated.assumed
+    classes = description.config.get("classes", 0)
+    if description.labels is not None:
+        return translated
+    labels = get_known_labels(weights, classes)
+    if weights is None and classes == len(list_imagenet_labels()):
+        labels, assumed = list_imagenet_labels(), {**assumed, "labels": IMAGENET}
+    return replace(translated, description=replace(description, labels=labels), assumed=assumed)
 
 
 def drop_mismatched_labels(translated: TranslatedCheckpoint) -> TranslatedCheckpoint:

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL
-from vitrail.cli.options.values import parse_fields, parse_size, read_labels_file
+from vitrail.cli.options.values import parse_fields, parse_size, read_labels
 from vitrail.cli.output.messages import print_text
 from vitrail.files import refuse_existing_outputs
 
@@ -101,7 +101,7 @@ def convert(
     if how:
         about = replace(about, preprocessing=choose_preprocessing(found.model, about.preprocessing, how))
     if labels is not None:
-        about = replace(about, labels=read_labels_file(labels))
+        about = replace(about, labels=read_labels(labels))
     tokenizer = None
     if about.tokenizer is not None:  # a text model keeps its own
         tokenizer, _ = read_tokenizer_file(Path(checkpoint) if run is None else run.model, about.tokenizer)

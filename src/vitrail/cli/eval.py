@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL, TRANSLATION
-from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
+from vitrail.cli.options.values import check_minimum, parse_fields, parse_model_fields, read_labels
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import check_output_file, prepare_figure_folder, print_report
@@ -32,6 +32,7 @@ def eval(  # noqa: A001
     pair: Annotated[str | None, Parameter(group=TRANSLATION)] = None,
     part: Annotated[str | None, Parameter(group=TRANSLATION)] = None,
     beam: Annotated[int | None, Parameter(group=TRANSLATION)] = None,
+    labels: flags.Labels = None,
     image_size: flags.ImageSize = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
@@ -80,6 +81,7 @@ def eval(  # noqa: A001
         "wrong": wrong,
         "real": real,
         "head": head,
+        "labels": labels,
         "image-size": image_size,
         "set": fields,
         "preprocessing": preprocessing,
@@ -95,9 +97,7 @@ def eval(  # noqa: A001
         )
         return
     refuse_options(text_options, f"{checkpoint} reads images")
-    how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
-    if image_size is not None:
-        given["image_size"] = parse_size(image_size)
+    how, given = parse_fields(preprocessing, "--preprocessing"), parse_model_fields(fields, image_size)
     check_minimum("--batch", batch, 1)
     check_minimum("--workers", workers, 0)
     check_output_file("--wrong", wrong, WRONG_SUFFIXES, overwrite=overwrite)
@@ -107,7 +107,14 @@ def eval(  # noqa: A001
     from vitrail.files import make_writable_folder
 
     opened = open_checkpoint_evaluation(
-        checkpoint, data, real=real, head=head, fields=given, preprocessing=how or None, device=device
+        checkpoint,
+        data,
+        real=real,
+        head=head,
+        labels=read_labels(labels),
+        fields=given,
+        preprocessing=how or None,
+        device=device,
     )
     print_notes(opened.notes)
     prepare_figure_folder(out, EVALUATION_FILES, overwrite=overwrite)

@@ -43,6 +43,7 @@ def explain(
     check: Annotated[bool, Parameter(negative=())] = False,
     beam: int | None = None,
     labels: flags.Labels = None,
+    image_size: flags.ImageSize = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
     overwrite: flags.Overwrite = False,
@@ -129,7 +130,7 @@ def explain(
     if sentence is not None:
         for_photos = {name: is_given for name, is_given in of_maps.items() if name not in ("--layer", "--head")}
         for_photos |= {"--method": method is not None, "--labels": labels is not None, "a photo": bool(images)}
-        refuse_with_sentence({**for_photos, "--preprocessing": preprocessing is not None})
+        refuse_with_sentence({**for_photos, "--image-size": bool(image_size), "--preprocessing": bool(preprocessing)})
         how: dict[str, Any] = {"layer": parse_place("--layer", layer), "beam": 4 if beam is None else beam}
         how["head"] = head if head == "mean" else parse_place("--head", head)
         opening = {"fields": parse_fields(fields), "device": device}
@@ -150,7 +151,7 @@ def explain(
 
         from vitrail.inspection.explain_together import explain_by_components, explain_by_neighbours
 
-        loaded = open_inspected_model(checkpoint, fields, preprocessing, device, labels)
+        loaded = open_inspected_model(checkpoint, fields, preprocessing, device, labels, image_size)
         if method == "pca":
             result = explain_by_components(loaded, images, output, foreground=foreground, **writing)
         else:
@@ -163,7 +164,7 @@ def explain(
         from vitrail.inspection.explain_files import can_occlude, explain_arguments
         from vitrail.inspection.explain_options import ExplainOptions, default_method, default_methods
 
-        explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
+        explainer = open_explainer(checkpoint, fields, preprocessing, device, labels, image_size)
         by_default = method is None and not any(of_maps.values()) and not isinstance(output, FigureFile)
         chosen = method or default_method(explainer.model, explainer.layers, head=head, discard=discard, mass=mass)
         methods = default_methods(explainer.model, explainer.layers) if by_default else (chosen,)

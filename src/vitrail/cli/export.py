@@ -1,5 +1,6 @@
 """vitrail export: write a model that runs without torch."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -7,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL
-from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels_file
+from vitrail.cli.options.values import check_minimum, parse_fields, parse_model_fields, read_labels
 from vitrail.cli.output.messages import print_error, print_notes
 from vitrail.errors import ConfigError
 from vitrail.files import refuse_existing_outputs
@@ -68,9 +69,7 @@ def export(
     check
         Images or folders to check the export on as well. May be repeated.
     """
-    how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
-    if image_size is not None:
-        given["image_size"] = parse_size(image_size)
+    how, given = parse_fields(preprocessing, "--preprocessing"), parse_model_fields(fields, image_size)
     if to == "torch-export" and portable:
         raise ConfigError("--portable with --to torch-export; expected it with onnx or onnx-int8")
     check_minimum("--merge", merge, 0)
@@ -94,9 +93,8 @@ def export(
     from vitrail.models.contract import takes_other_sizes
     from vitrail.predict.image_list import decode_images
 
-    names = read_labels_file(labels) if labels else None
     open_wanted = open_dynamic_module if dynamic else open_torch_model
-    loaded = open_wanted(checkpoint, fields=given, preprocessing=how or None, labels=names)
+    loaded = open_wanted(checkpoint, fields=given, preprocessing=how or None, labels=read_labels(labels))
     assert loaded.checkpoint is not None
     module: Any = loaded.module
     config = module.config
@@ -106,7 +104,7 @@ def export(
     if dynamic and not takes_any:
         kind = type(loaded.model).__name__
         print_notes([f"{kind} takes one image size only: the export is for {config.image_size}"])
-    how = loaded.preprocessing.with_fields({"image_size": config.image_size})
+    how = replace(loaded.preprocessing, image_size=config.image_size)
     exported, checked = export_model(
         loaded.module,
         out,

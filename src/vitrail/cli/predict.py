@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.predict_flags import Images, PredictFlags
-from vitrail.cli.options.values import read_labels_file
+from vitrail.cli.options.values import read_labels
 from vitrail.errors import ConfigError
 
 
@@ -43,6 +43,5 @@ def predict(
     """
     if top < 1:
         raise ConfigError(f"--top {top}; expected 1 or more")
-    names = None if labels is None else read_labels_file(labels)
     job = options or PredictFlags()
-    job.run_job("predict", model, images, "logits", format=kind, top=top, labels=names)
+    job.run_job("predict", model, images, "logits", format=kind, top=top, labels=read_labels(labels))

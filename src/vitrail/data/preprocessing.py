@@ -49,7 +49,8 @@ class Preprocessing:
         """A copy with these fields replaced."""
         for name in changes:
             if name not in vars(self):
-                raise unknown_name_error("preprocessing field", name, vars(self))
+                others = [each for each in vars(self) if each != "image_size"]  # which a model decides
+                raise unknown_name_error("preprocessing field", name, others)
         return replace(self, **changes)
 
 

@@ -54,6 +54,7 @@ def open_checkpoint_evaluation(
     *,
     real: Path | None = None,
     head: Literal["both", "class", "distill"] | None = None,
+    labels: Sequence[str] | None = None,
     fields: Mapping[str, Any] | None = None,
     preprocessing: GivenPreprocessing = None,
     device: str = "auto",
@@ -71,7 +72,7 @@ def open_checkpoint_evaluation(
             )
         fields["answer"] = head
     place = resolve_device(device, Ranks())
-    loaded = open_model(checkpoint, fields=fields, preprocessing=preprocessing, device=place)
+    loaded = open_model(checkpoint, fields=fields, preprocessing=preprocessing, labels=labels, device=place)
     if not loaded.classes:
         raise ConfigError(
             f"{checkpoint} has no head; expected a model with classes: `vitrail probe` measures its features"

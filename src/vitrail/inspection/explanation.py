@@ -124,7 +124,11 @@ class Explanation:
         if self.prediction is None:
             return f"{name}."
         top, truth = self.prediction.top[0], self.truth
-        true = "" if truth is None or self.verdict == "right" else f"; it is {truth.name} ({format_probability(truth.probability)})"
+        true = (
+            ""
+            if truth is None or self.verdict == "right"
+            else f"; it is {truth.name} ({format_probability(truth.probability)})"
+        )
         return f"{name}: predicted {top.name} ({format_probability(top.probability)}){true}."
 
     @property

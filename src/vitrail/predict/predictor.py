@@ -21,7 +21,7 @@ from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import GivenPreprocessing, open_model
 from vitrail.machine import count_cores
-from vitrail.models.checks import check_count, find_image_config, pair
+from vitrail.models.checks import Size, check_count, find_image_config, pair
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictions import Prediction, predictions_from_logits
 from vitrail.progress import progress_bar
@@ -43,7 +43,7 @@ class Predictor:
     `model` is a name, a path, a module or what `vitrail.open_model` returned. `engine`: eager or compiled torch; onnx
     or int8, which export the model once to a cache; auto is onnx for an exported model and eager otherwise. `output` is
     logits, or for a model without a head features: what its head would read, class or mean.
-    `preprocessing`, `labels`, `device` and `fields` are those of `vitrail.open_model`.
+    `image_size`, `preprocessing`, `labels`, `device` and `fields` are those of `vitrail.open_model`.
 
     >>> predictor = vitrail.Predictor("vit_fashion")
     >>> photo = vitrail.open_data("fashion").val.source(9)
@@ -57,8 +57,9 @@ class Predictor:
         self,
         model: "str | Path | nn.Module | LoadedModel",
         *,
+        image_size: Size | None = None,
         preprocessing: GivenPreprocessing = None,
-        labels: Sequence[str] | None = None,
+        labels: Sequence[str] | Literal["imagenet"] | None = None,
         device: "str | torch.device | None" = None,
         engine: EngineName = "auto",
         streams: int = 1,
@@ -79,7 +80,13 @@ class Predictor:
             raise ConfigError(f"`limits` is {limits!r}; expected ImageLimits(pixels=…, bytes=…)")
         self.limits, self.scaled, self.merge = limits, scaled, merge
         self.loaded = open_model(
-            model, fields=fields, preprocessing=preprocessing, labels=labels, device=device, threads=threads
+            model,
+            image_size=image_size,
+            fields=fields,
+            preprocessing=preprocessing,
+            labels=labels,
+            device=device,
+            threads=threads,
         )
         self.preprocessing, self.labels = self.loaded.preprocessing, self.loaded.labels
         self.classes = self.loaded.classes

@@ -25,7 +25,7 @@ from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.loading import open_checkpoint, refuse_models_without_layers
 from vitrail.models.catalog import find_preset
 from vitrail.models.checks import pair
-from vitrail.models.contract import ImageModel, check_declarations, check_reads_images
+from vitrail.models.contract import ImageModel, check_declarations, check_reads_images, takes_other_sizes
 from vitrail.models.family import Family
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
@@ -66,6 +66,10 @@ class ImageTask(Task):
         if len(images.preprocessing.mean) != config.channels:
             means = len(images.preprocessing.mean)
             raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
+        size, own = pair(images.preprocessing.image_size), pair(config.image_size)
+        if size != own and not takes_other_sizes(self.backbone):
+            given, expected = ("×".join(map(str, each)) for each in (size, own))
+            raise ConfigError(f"images of {given} pixels for a model of {expected}; expected the same size")
         if images.views is not None:
             images.make_batch_dataset()  # raises an error if the images cannot give these views
         if recipe.loop.whiten and not (isinstance(self.backbone, ImageModel) and self.backbone.whitens):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.options.values import parse_fields, read_labels_file
+from vitrail.cli.options.values import parse_fields, parse_model_fields, read_labels
 
 if TYPE_CHECKING:
     from vitrail.inspection.explain import Explainer
@@ -17,11 +17,12 @@ def open_explainer(
     preprocessing: Sequence[str] | None,
     device: str,
     labels: Path | None = None,
+    image_size: str | None = None,
 ) -> "Explainer":
-    """Open a model for attention maps with the values of --set, --preprocessing, --device and --labels."""
+    """Open a model for attention maps with the values of these options."""
     from vitrail.inspection.explain import Explainer
 
-    return Explainer(open_inspected_model(checkpoint, fields, preprocessing, device, labels))
+    return Explainer(open_inspected_model(checkpoint, fields, preprocessing, device, labels, image_size))
 
 
 def open_inspected_model(
@@ -30,9 +31,10 @@ def open_inspected_model(
     preprocessing: Sequence[str] | None,
     device: str,
     labels: Path | None = None,
+    image_size: str | None = None,
 ) -> "LoadedModel":
-    """Open a model with the values of --set, --preprocessing, --device and --labels."""
-    config_fields, how = parse_fields(fields), parse_fields(preprocessing, "--preprocessing")
+    """Open a model with the values of --set, --preprocessing, --device, --labels and --image-size."""
+    config_fields, how = parse_model_fields(fields, image_size), parse_fields(preprocessing, "--preprocessing")
 
     from vitrail.distributed import Ranks, resolve_device
     from vitrail.loading import open_torch_model
@@ -41,6 +43,6 @@ def open_inspected_model(
         checkpoint,
         fields=config_fields,
         preprocessing=how or None,
-        labels=None if labels is None else read_labels_file(labels),
+        labels=read_labels(labels),
         device=resolve_device(device, Ranks()),
     )

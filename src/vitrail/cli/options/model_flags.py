@@ -24,7 +24,7 @@ SET_HELP = (
     "positions were trained for. May be repeated."
 )
 PREPROCESSING_HELP = "Change a field of the preprocessing: crop=0.875 or mean=[0.485,0.456,0.406]. May be repeated."
-LABELS_HELP = "Text file with the class names, one per line. [default: the model's own]"
+LABELS_HELP = "Text file with the class names, one per line, or imagenet. [default: the model's own]"
 IMAGE_SIZE_HELP = (
     "Resample the positions to another image size: 384, or rows x columns: 384x256. [default: the model's own]"
 )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.options.groups import DATA, SPEED
-from vitrail.cli.options.model_flags import ConfigFields, Device, OptionalOut, PreprocessingFields
-from vitrail.cli.options.values import parse_fields
+from vitrail.cli.options.model_flags import ConfigFields, Device, ImageSize, OptionalOut, PreprocessingFields
+from vitrail.cli.options.values import parse_fields, parse_model_fields
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
 from vitrail.cli.usage_errors import check_arguments
@@ -75,6 +75,7 @@ class PredictFlags:
     max_pixels: Annotated[int | None, Parameter(group=DATA)] = None
     max_bytes: Annotated[int, Parameter(group=DATA)] = 2**28
     device: Device = "auto"
+    image_size: ImageSize = None
     fields: ConfigFields = None
     preprocessing: PreprocessingFields = None
 
@@ -106,7 +107,7 @@ class PredictFlags:
             labels=settings.pop("labels", None),
             limits=ImageLimits(pixels=self.max_pixels, bytes=self.max_bytes),
             device=self.device,
-            fields=parse_fields(self.fields) or None,
+            fields=parse_model_fields(self.fields, self.image_size) or None,
             preprocessing=parse_fields(self.preprocessing, "--preprocessing") or None,
         )
         result = PredictJob(

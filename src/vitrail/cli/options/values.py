@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitrail.checkpoint.imagenet_classes import IMAGENET, list_imagenet_labels
 from vitrail.errors import ConfigError, describe_error
 from vitrail.files import read_text, suggest_sibling
 from vitrail.json_yaml import parse_yaml
@@ -37,6 +38,12 @@ def parse_fields(items: Iterable[str] | None, option: str = "--set") -> dict[str
     return dict(parse_field(item, option) for item in items or ())
 
 
+def parse_model_fields(fields: Iterable[str] | None, image_size: str | None) -> dict[str, Any]:
+    """The config fields of --set and --image-size."""
+    given = parse_fields(fields)
+    return given if image_size is None else {**given, "image_size": parse_size(image_size)}
+
+
 def split_commas(text: str, option: str) -> tuple[str, ...]:
     """The parts between commas, without repetitions, in the order given."""
     found = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
@@ -57,12 +64,16 @@ def check_minimum(option: str, value: float, minimum: int) -> None:
         raise ConfigError(f"{option} {value}; expected at least {minimum}")
 
 
-def read_labels_file(path: Path) -> tuple[str, ...]:
-    """The class names in a text file, one per line."""
+def read_labels(path: Path | None) -> tuple[str, ...] | None:
+    """The class names in a text file, one per line, or for `imagenet` those of ImageNet-1k; None keeps the model's."""
+    if path is None:
+        return None
+    if str(path) == IMAGENET and not path.exists():
+        return list_imagenet_labels()
     try:
         return tuple(read_text(path).splitlines())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--labels {path} cannot be read: {describe_error(error)}; expected a text file, one label per line"
+            f"--labels {path} cannot be read: {describe_error(error)}; expected imagenet or a file, a name per line"
             f"{suggest_sibling(path)}"
         ) from None
