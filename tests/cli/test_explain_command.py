@@ -270,7 +270,7 @@ def test_invalid_paths_are_one_line_errors(
             f"'{tmp_path / 'empty'}' has no images; expected some in it or its subfolders",
         ),
         ((model, photo, *out, "--labels", tmp_path / "labels.txt"), "1 labels for 3 classes; expected one per class"),
-        ((model, photo, "-o", photo), f"cannot make the folder {photo}: "),
+        ((model, photo, "-o", photo), f"-o {photo}; expected a page (.html), one figure (.png, "),
         ((model, photo, "-o", photo / "inside"), f"cannot make the folder {photo / 'inside'}: "),
     ):
         result = vitrail_("explain", *words)
@@ -325,7 +325,9 @@ def test_a_name_of_a_page_is_one_page_with_the_check(vitrail_: Run, model: Path,
     page = Path("why.html").read_text("utf-8")
     assert page.count("<figure ") == len(done.out.splitlines()) == 4
     assert f"<h1>What {model.name} looked at</h1>" in page
-    assert page.count("Bright: the patches that it looked at for this class. Dashed frame: ") == 1, "not per figure"
+    assert (
+        page.count("Bright: the patches that it looked at for this class. Outlined: the strongest 5% of them. ") == 1
+    ), "not per figure"
     assert "Gradient rollout over 2 layers." in page
     assert (
         len(set(re.findall(r"What the model looked at for \w+ \([\d.]+%\)\.</b> (\d)\.(?:png|jpg): pred", page))) == 3
@@ -353,7 +355,7 @@ def test_a_name_of_an_image_is_one_figure(vitrail_: Run, model: Path, photo: Pat
     assert sorted(path.name for path in out.parent.iterdir()) == ["why.npz", "why.png", "why.svg"]
     with Image.open(out) as drawn:
         assert drawn.info["Title"].startswith("What the model looked at for ")
-        assert drawn.info["Description"].startswith("Bright: the patches that it looked at for this class. Dashed ")
+        assert drawn.info["Description"].startswith("Bright: the patches that it looked at for this class. ")
     headless = write_model_folder(tmp_path / "headless", classes=0, labels=None)
     assert vitrail_("explain", headless, photo, "-o", tmp_path / "one.png").out.endswith(f": {tmp_path / 'one.png'}\n")
 
@@ -384,10 +386,13 @@ def test_names_that_cannot_be_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_page_holds_a_hundred_figures(vitrail_: Run, model: Path, photo: Path, no_work: None) -> None:
-    done = vitrail_("explain", model, *[photo] * 101, "-o", photo.parent / "why.html")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.endswith("why.html for 101 figures; expected at most 100 on a page: use a folder\n")
+def test_a_page_has_a_limit(
+    vitrail_: Run, model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, no_work: None
+) -> None:
+    monkeypatch.setattr("vitrail.report.html_page.MAX_PAGE_FIGURES", 3)
+    done = vitrail_("explain", model, photos, "-o", "why.html")
+    message = "why.html for 4 figures; expected at most 3 on a page: use a folder"
+    assert (done.code, done.out, done.err) == (2, "", f"vitrail: {message}\n")
 
 
 def test_a_folder_may_have_a_dot_in_its_name(vitrail_: Run, model: Path, photo: Path, tmp_path: Path) -> None:

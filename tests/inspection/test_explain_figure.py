@@ -33,7 +33,7 @@ def test_figure(method: Any) -> None:
     size = (90, 30)
     found = explainer().explain(make_image(*size), method)
     unit = "token norm" if method == "norms" else "attention (1 = average)"
-    check_figure(found.figure, f"{unit}\noutlined: the strongest 5%")
+    check_figure(found.figure, unit)
     figure = found.figure.draw()
     photo_axes, over = figure.axes[:2]
     for axes in (photo_axes, over):

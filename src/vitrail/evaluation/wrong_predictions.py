@@ -35,7 +35,7 @@ def list_wrong_predictions(
     rows: Sequence[Tensor], labels: Sequence[str], name_image: Callable[[int], str]
 ) -> list[WrongPrediction]:
     """The wrong predictions of `MetricAccumulator.wrong`, most confident first; images of equal confidence in order."""
-    found = torch.cat([*rows, torch.zeros(0, 5, dtype=torch.float64)]).tolist()
+    found: list[list[float]] = torch.cat([*rows, torch.zeros(0, 5, dtype=torch.float64)]).tolist()
     found.sort(key=lambda row: (-row[3], row[0]))
     return [
         WrongPrediction(
