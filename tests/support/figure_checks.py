@@ -53,7 +53,7 @@ def list_texts(figure: "Figure") -> "list[Text]":
         for text, place in ((tick.label1, tick.get_loc()), (tick.label2, tick.get_loc()))
         if not axes.axison or not min(axis.get_view_interval()) <= place <= max(axis.get_view_interval())
     }
-    found = [text for text in figure.findobj(Text) if isinstance(text, Text)]
+    found: list[Any] = figure.findobj(Text)
     return [text for text in found if text not in hidden and text.get_visible() and text.get_text().strip()]
 
 
