@@ -1,5 +1,6 @@
 """The tree of a beam search is drawn without two tokens in one place."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
@@ -49,7 +50,7 @@ class WordTokens:
 def make_bushy_tree() -> BeamTree:
     """Five beginnings per step, with parents and ends drawn at random."""
     random, nodes = Random(0), list[BeamNode]()
-    live: list[BeamNode | None] = [None]
+    live: Sequence[BeamNode | None] = [None]
     for length in range(1, 7):
         added = list[BeamNode]()
         for parent in random.choices(live, k=5):

@@ -156,7 +156,7 @@ def test_strongest_patches_are_outlined_on_any_background(shade: int) -> None:
     panel = np.zeros((1, 1, 4, 5))
     panel[0, 0, 1, 3] = 1
     plain = np.full((40, 50, 3), shade, np.uint8)
-    figure = draw_overlay(plain, (0, 0, 50, 40), panel, [["map"]], "a", "attention")
+    figure: Any = draw_overlay(plain, (0, 0, 50, 40), panel, [["map"]], "a", "attention")
     under, over = figure.axes[1].collections
     assert under.get_linewidths()[0] > over.get_linewidths()[0]
     assert {each.get_edgecolor()[0][:3].sum() for each in (under, over)} == {0, 3}

@@ -1,7 +1,7 @@
 """Teaching figures match their formulas and captions."""
 
 from math import erf, exp, pi, sqrt, tanh
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
 
 import numpy as np
@@ -138,7 +138,7 @@ def test_circle_marks_the_patch() -> None:
 
 @needs_matplotlib
 def test_signed_values_have_a_neutral_middle() -> None:
-    images = [image for axes in plot_sinusoid_positions().draw().axes for image in axes.images]
+    images: list[Any] = [image for axes in plot_sinusoid_positions().draw().axes for image in axes.images]
     signed = [image for image in images if image.get_array().min() < 0]
     assert len(signed) == 2
     assert {(image.get_cmap().name, *image.get_clim()) for image in signed} == {(DIVERGING_MAP, -1, 1)}
