@@ -42,12 +42,30 @@ def test_the_nearest_name_is_suggested_in_any_case() -> None:
         ("Dinov2", "vit_base_patch14_dinov2"),
         ("dog", "Eskimo dog"),
         ("Cow", None),
+        ("vit_b61", "ViT-B/16"),
     ],
 )
 def test_the_beginning_and_the_words_of_a_name_count(given: str, nearest: str | None) -> None:
     names = ["resnet50", "vit_tiny_patch16_224", "vit_tiny_patch8_224", "ViT-Ti/8", "ViT-Ti/16", "tench", "goldfish"]
-    names += ["vit_base_patch14_dinov2", "dough", "Eskimo dog"]
+    names += ["vit_base_patch14_dinov2", "dough", "Eskimo dog", "ViT-B/16"]
     assert find_nearest_name(given, names) == nearest
+
+
+@pytest.mark.parametrize(
+    ("names", "typos", "others"),
+    [
+        ("dino mae scratch finetune linear-probe", "dion diino mea scrach finetun liner-probe", "nope foo resnet cat"),
+        ("ants bees Egyptian_cat goldfish", "ant bes goldfsh egyptian_kat", "wasp dog fly g"),
+        ("early-size early-share eval-every", "early-siez earlysize eval-evry", "early-stopping evaluate-now"),
+        ("short_side squash", "shortside squahs", "long_side crop"),
+        ("env eval export embed", "evn eavl exprot emebd", "run serve test lint"),
+    ],
+)
+def test_only_a_typo_is_corrected(names: str, typos: str, others: str) -> None:
+    for typo in typos.split():
+        assert find_nearest_name(typo, names.split()) is not None, typo
+    for other in others.split():
+        assert find_nearest_name(other, names.split()) is None, other
 
 
 def test_a_class_is_suggested_in_its_own_spelling() -> None:

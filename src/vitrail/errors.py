@@ -10,7 +10,7 @@ from typing import Any
 from vitrail.text import escape_unprintable
 
 MAX_MESSAGE_LENGTH = 2000  # characters
-MIN_SIMILARITY = 0.5  # of a name that is suggested instead of an unknown one; 1 is equal
+MIN_SIMILARITY = 0.7  # of a name that is suggested instead of an unknown one; 1 is equal
 MIN_LENGTH_OF_START = 4  # characters of an unknown name that may be the beginning of a longer one
 FIELD_IN_MESSAGE = re.compile("`([a-z_]+(?:=…)?)`")
 
@@ -111,7 +111,7 @@ def unknown_name_error(
     nearest = next((each for each in candidates if each in names), None) or find_nearest_name(str(given), names)
     if nearest:
         return ConfigError(f"unknown {what} {given!r}; did you mean {nearest!r}?")
-    listed = ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:5])} and {len(names) - 5} more"
+    listed = ", ".join(names) if len(names) <= 40 else f"{', '.join(names[:5])} and {len(names) - 5} more"
     return ConfigError(f"unknown {what} {given!r}; expected one of {listed}")
 
 
@@ -119,7 +119,7 @@ def find_nearest_name(given: str, names: Iterable[str], min_similarity: float = 
     """The most similar name, in its own spelling; None if none is similar. The first of equally similar names wins.
 
     The beginning of a name and each of its words count almost as much as all of it: vit_tinny is nearest to
-    vit_tiny_patch16_224, dog to Eskimo dog.
+    vit_tiny_patch16_224, dog to Eskimo dog. So do the same letters in another order: evn and env.
     """
     text = given.lower()
     matcher = SequenceMatcher(b=text)
@@ -127,7 +127,9 @@ def find_nearest_name(given: str, names: Iterable[str], min_similarity: float = 
     def similarity(name: str) -> float:
         known = name.lower()
         matcher.set_seq1(known)
-        complete = max(matcher.ratio(), 0.8 * (text in re.findall(r"[^\W_]+", known)))
+        is_word = len(text) > 2 and text in re.findall(r"[^\W_]+", known)
+        same = is_word or sort_letters(text) == sort_letters(known)
+        complete = max(matcher.ratio(), 0.8 * same)
         if len(text) < MIN_LENGTH_OF_START:
             return complete
         matcher.set_seq1(known[: len(text)])
@@ -135,3 +137,8 @@ def find_nearest_name(given: str, names: Iterable[str], min_similarity: float = 
 
     nearest, score = max(((name, similarity(name)) for name in names), key=lambda each: each[1], default=("", 0.0))
     return nearest if score >= min_similarity else None
+
+
+def sort_letters(name: str) -> list[str]:
+    """The letters and digits of a name, sorted: the same for names that differ in order and punctuation."""
+    return sorted(re.sub(r"[\W_]", "", name))

@@ -16,7 +16,6 @@ MAX_TEXT_BYTES = 2**24  # for config.json, run.json, labels, recipes and index f
 MAX_LINE_BYTES = 2**20  # for one line of a log
 CHUNK_BYTES = 2**20  # read at once
 MAX_SUGGESTED_FROM = 2000  # names in a folder that are compared with a missing one
-MIN_SIBLING_SIMILARITY = 0.7  # 1 is equal
 IS_POSIX = os.name == "posix"  # Windows lacks the flags below
 NONBLOCKING = os.O_NONBLOCK if IS_POSIX else 0  # opening a named pipe does not wait for its other end
 SAFE_OPEN_FLAGS = NONBLOCKING | (os.O_NOFOLLOW if IS_POSIX else 0)  # opening a symbolic link fails, too
@@ -70,7 +69,7 @@ def suggest_sibling(path: str | Path) -> str:
             names = sorted(each.name for each in islice(entries, MAX_SUGGESTED_FROM))
     except (OSError, ValueError):
         return ""
-    nearest = None if os.path.lexists(path) else find_nearest_name(name, names, MIN_SIBLING_SIMILARITY)
+    nearest = None if os.path.lexists(path) else find_nearest_name(name, names)
     return "" if nearest is None else f": did you mean {os.path.join(folder, nearest)!r}?"  # noqa: PTH118
 
 

@@ -74,6 +74,12 @@ def format_count(count: float, noun: str) -> str:
     return f"{number} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+def format_job_time(total: int, resumed: int, noun: str, seconds: float) -> str:
+    """10,000 images, 5.3 s. The time of a resumed job is that of its last part."""
+    count = format_count(total, noun)
+    return f"{count}, {f'{total - resumed:,} of them now in ' if resumed else ''}{seconds:.1f} s"
+
+
 def abbreviate_list(names: Collection[str], most: int = 4) -> str:
     """Join the first `most` names with commas, and say how many more there are."""
     return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, read_json_if_exists
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
@@ -115,8 +116,8 @@ def check_vocabulary_matches(config: Any, tokenizer: "TextTokenizer", name: str)
 
 
 def is_text_model(name: str) -> bool:
-    """Whether a run or a model folder holds a text model, by its config.json; nothing else is read."""
-    place = Path(name)
+    """Whether a run, a model folder or a bundled model is a text model, by its config.json; nothing else is read."""
+    place = find_bundled_model(name) or Path(name)
     if not os.path.exists(place):  # noqa: PTH110  # Path refuses a long name
         return False
     run = find_finished_run(place)

@@ -12,15 +12,21 @@ from safetensors.torch import load_file
 
 import vitrail
 from vitrail.checkpoint.bundled import BUNDLED_FOLDER, find_bundled_model, list_bundled_models
+from vitrail.data.text.batches import EncodedPairs
+from vitrail.data.text.pairs import SentencePairs
 from vitrail.errors import CheckpointError
 from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
 from vitrail.evaluation.evaluation_data import find_default_data
+from vitrail.evaluation.text_evaluation import open_text_evaluation
 from vitrail.predict.model_checksums import compute_model_checksums
 from vitrail.predict.output.job_file import identify_model
+from vitrail.predict.translator import GREEDY
 
 NAMES = list_bundled_models()
+TRANSLATOR = "transformer_tatoeba"
+IMAGE_MODELS = [name for name in NAMES if name != TRANSLATOR]
 README = (BUNDLED_FOLDER / "README.md").read_text("utf-8")
-MAX_BYTES = 2_000_000  # of all models together
+MAX_BYTES = 4_500_000  # of all models together
 
 
 def get_section(name: str) -> str:
@@ -32,11 +38,11 @@ README_NAMES = re.findall(r"^## (\w+)$", README, re.MULTILINE)
 
 
 def test_models_are_small_and_complete() -> None:
-    assert NAMES == ["cct_cifar10", "vit_fashion"]
+    assert NAMES == ["cct_cifar10", "transformer_tatoeba", "vit_fashion"]
     assert sum(path.stat().st_size for path in BUNDLED_FOLDER.rglob("*") if path.is_file()) <= MAX_BYTES
     for name in NAMES:
         files = {path.name for path in (BUNDLED_FOLDER / name).iterdir()}
-        assert files == {"config.json", "model.safetensors"}
+        assert files == {"config.json", "model.safetensors", *(["tokenizer.json"] if name == TRANSLATOR else [])}
 
 
 def test_the_readme_says_how_each_was_made() -> None:
@@ -44,7 +50,7 @@ def test_the_readme_says_how_each_was_made() -> None:
     for name in NAMES:
         section = get_section(name)
         assert re.search(r"vitrail train .*--seed \d+", section), "the command and its seed"
-        assert re.search(r"\d+\.\d+ % on ", section), "the accuracy"
+        assert re.search(r"\d+\.\d+ % on |BLEU \d+\.\d+ on ", section), "the accuracy"
         assert "Licence" in section
         assert "Data" in section
 
@@ -62,7 +68,7 @@ def test_weights_are_stored_in_half_precision_and_load_as_float32(name: str) -> 
     assert f"{parameters:,} parameters" in get_section(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_everything_that_takes_a_model_takes_the_name(name: str) -> None:
     loaded = vitrail.open_model(name)
     assert loaded.source == name
@@ -81,6 +87,26 @@ def test_vit_fashion_is_as_accurate_as_the_readme_says() -> None:
     assert opened.data == "fashion"
     result = opened.run(batch=250, workers=0, strict=True, progress=lambda _: None)
     assert f"{result.top1 * 100:.1f} % on the {len(opened.images):,} test images" in get_section("vit_fashion")
+
+
+def test_transformer_tatoeba_translates() -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra `text`")
+    translator = vitrail.Translator(TRANSLATOR)
+    assert translator.languages == ("de", "en")
+    texts = [each.text for each in translator.translate(["Tom ist müde.", "Wo ist der Bahnhof?"])]
+    assert texts[0] == "Tom is tired."
+    assert "train station" in texts[1]
+
+
+def test_transformer_tatoeba_is_as_good_as_after_its_training() -> None:
+    """On the first 200 of the held-out pairs, whose BLEU the training measured."""
+    pytest.importorskip("tokenizers", reason="needs the extra `text`")
+    pytest.importorskip("sacrebleu", reason="needs the extra `text`")
+    opened = open_text_evaluation(TRANSLATOR, device="cpu")  # without data: that it was trained on
+    assert (opened.data, len(opened.pairs)) == ("tatoeba", 1000)
+    some = SentencePairs(opened.pairs.sources[:200], opened.pairs.targets[:200])
+    found = replace(opened, pairs=some, encoded=EncodedPairs.encode(some, opened.loaded.tokenizer)).run(GREEDY)
+    assert found.scores.bleu == pytest.approx(vitrail.describe(TRANSLATOR).provenance["validation"]["bleu"], abs=1)
 
 
 def test_cct_cifar10_recognises_the_cat() -> None:

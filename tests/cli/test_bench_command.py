@@ -40,7 +40,7 @@ def test_table_of_engines(vitrail_: Run, model: Path, stock: ModelFiles, monkeyp
     assert "torch" in machine
     assert heading.split()[:6] == ["model", "pixels", "batch", "threads", "by", "images/s"]
     assert "to eager" in heading
-    assert eager.split()[:5] == [str(model), "32", "1", "1", "eager"]
+    assert eager.split()[:5] == [model.name, "32", "1", "1", "eager"]
     assert onnx.split()[4] == "onnx"
 
 
@@ -82,7 +82,7 @@ def test_engine_of_an_export_is_chosen(vitrail_: Run, exported: Path) -> None:
 
 BAD = {
     "": "bench needs MODELS.",
-    "ViT-Ti/17": "unknown model 'ViT-Ti/17'; did you mean 'ViT-Ti/1",
+    "ViT-Ti/17": "ViT-Ti/17 is neither a file nor the name of a model; did you mean 'ViT-Ti/1",
     "MODEL --engines eager,onxn": "unknown engine 'onxn'; did you mean 'onnx'?",
     "MODEL --engines eager,": "--engines 'eager,'; expected names or numbers separated by commas",
     "MODEL --peers pytorch": "unknown peer 'pytorch'",

@@ -71,6 +71,21 @@ def test_inspect_checkpoint_and_convert_take_the_name(vitrail_: Run) -> None:
     assert vitrail.describe("copy").provenance["data"] == "fashion"
 
 
+def test_translate_and_explain_take_the_name_of_a_text_model(vitrail_: Run) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra `text`")
+    done = vitrail_("translate", "transformer_tatoeba", "Tom ist müde.", "--beam", 1)
+    assert (done.code, done.err, done.out) == (0, "", "Tom is tired.\n")
+    done = vitrail_("convert", "transformer_tatoeba", "copy", "--to", "vitrail")
+    assert (done.code, done.err) == (0, "")
+    assert vitrail_("translate", "copy", "Tom ist müde.", "--beam", 1).out == "Tom is tired.\n"
+
+
+def test_a_text_model_is_refused_where_images_are_expected(vitrail_: Run) -> None:
+    done = vitrail_("predict", "transformer_tatoeba", "example:cat")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "reads text" in done.err
+
+
 @pytest.mark.slow
 def test_export_takes_the_name(vitrail_: Run) -> None:
     done = vitrail_("export", MODEL, "exported")

@@ -100,12 +100,14 @@ def test_a_page_has_headings_without_boxes(vitrail_: Run, monkeypatch: pytest.Mo
     assert lines[2] == "Train a model on a folder of images, on sentence pairs, or on images with captions."
     headings = (
         "Common options",
-        "Optimizer",
-        "Augmentation",
-        "Training loop",
         "Model",
         "Data",
+        "Augmentation",
+        "Optimizer",
+        "Training loop",
         "Devices and speed",
+        "Translation",
+        "Captions",
     )
     places = [lines.index(heading) for heading in headings]
     assert places == sorted(places)
@@ -113,8 +115,19 @@ def test_a_page_has_headings_without_boxes(vitrail_: Run, monkeypatch: pytest.Mo
     assert "::" not in page
     assert not set("╭│╰") & set(page)
     common = "\n".join(lines[places[0] : places[1]])
-    for option in ("--data PATH", "--init NAME", "--epochs FLOAT", "--lr FLOAT", "-o, --out PATH", "--resume PATH"):
-        assert option in common
+    first = ("--data PATH", "--init NAME", "--model NAME", "--recipe NAME", "--epochs FLOAT", "--minutes FLOAT")
+    order = [*first, "--lr FLOAT", "--batch INT", "--threads INT", "--seed INT", "-o, --out PATH", "--resume PATH"]
+    places = [common.index(f"\n  {option} ") for option in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("command", "own"), [("distill", "Distillation"), ("pretrain mae", "Settings of the task")])
+def test_the_settings_of_a_command_follow_the_common_ones(vitrail_: Run, command: str, own: str) -> None:
+    lines = vitrail_(*command.split(), "--help").out.splitlines()
+    headings = [line for line in lines[lines.index("Common options") :] if line and line[0] != " "]
+    known = ("Common options", own, "Model", "Data", "Augmentation", "Optimizer", "Training loop", "Devices and speed")
+    assert headings == [each for each in known if each in headings]
+    assert own in headings
 
 
 def test_the_values_of_the_default_recipe_are_shown() -> None:
@@ -155,10 +168,11 @@ SUGGESTIONS = {
     "train --num-classes 3": "--data (its folders are the classes)",
     "train --weight-dcay 1": "--weight-decay",
     "summary ViT-B/16 --num-classes 1": "--classes",
-    "predict m p.jpg --topk 1": "--top",
-    "predict m p.jpg --batch-size 1": "--batch",
-    "explain m p.jpg --target 1": "--class",
+    "predict vit_fashion p.jpg --topk 1": "--top",
+    "predict vit_fashion p.jpg --batch-size 1": "--batch",
+    "explain vit_fashion p.jpg --target 1": "--class",
     "models --jsn": "--json",
+    "train --early-stopping 3": "--patience",
 }
 
 
@@ -187,6 +201,7 @@ def test_options_of_other_tools_are_recognised(vitrail_: Run, words: str) -> Non
         ("trian", "train"),
         ("sumary", "summary"),
         ("help", "--help"),
+        ("serve", "export"),
     ],
 )
 def test_commands_of_other_tools_are_recognised(vitrail_: Run, given: str, meant: str) -> None:
@@ -223,12 +238,18 @@ def test_suggestions_lead_to_something_that_exists() -> None:
         ("train --threads many", "--threads 'many' is not a whole number or auto."),
         ("convert vit_fashion out", "convert needs --to. See vitrail convert --help."),
         ("predict vit_fashion", "predict needs IMAGES. See vitrail predict --help."),
-        ("train photos", "Unexpected argument 'photos'. See vitrail train --help."),
+        ("train photos", "Unexpected argument 'photos'. Did you mean --data photos?"),
+        ("train 'my photos'", "Unexpected argument \"'my\". Did you mean --data ''\"'\"'my'?"),
+        ("train vit_fashion", "Unexpected argument 'vit_fashion'. Did you mean --init vit_fashion?"),
+        ("pretrain mae photos", "Unexpected argument 'photos'. Did you mean --data photos?"),
+        ("eval vit_fashion photos", "Unexpected argument 'photos'. Did you mean --data photos?"),
+        ("env all", "Unexpected argument 'all'. See vitrail env --help."),
         ("summary", "summary needs MODEL. See vitrail summary --help."),
         ("export vit_fashion", "export needs OUT. See vitrail export --help."),
         ("study costs", "Unknown command 'costs'. Did you mean vitrail study cost?"),
         ("nothing-like-it", "Unknown command 'nothing-like-it'. See vitrail --help."),
         ("models --zzz", "Unknown option --zzz. See vitrail models --help."),
+        ("train --early-frost 3", "Unknown option --early-frost. See vitrail train --help."),
     ],
 )
 def test_a_wrong_call_is_one_line(vitrail_: Run, words: str, message: str) -> None:

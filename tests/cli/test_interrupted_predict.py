@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,7 @@ def test_an_interrupted_job_says_how_to_resume(vitrail_: Run, model: Path, photo
     done = len((tmp_path / "out.csv.partial" / "rows.csv").read_text().splitlines()) - 1
     result = vitrail_("predict", model, "many", "-o", "out.csv", "--resume", *words)
     assert result.code == 0
+    assert re.fullmatch(rf"out\.csv: 2,500 images, {2500 - done:,} of them now in \d+\.\d s\n", result.out)
     assert drop_engine_notes(result.err) == (
         f"vitrail: note: resuming: {done} images done, of which 0 could not be read\n"
     )

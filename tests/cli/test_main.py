@@ -147,7 +147,7 @@ def test_inspect_checkpoint_refuses_damaged_files_and_invalid_options(vitrail_: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("summary", "vit_b61"), "vitrail: unknown model 'vit_b61'; did you mean "),
+        (("summary", "vit_b61"), "vitrail: vit_b61 is neither a file nor the name of a model; did you mean "),
         (
             ("summary", "ViT-B/16", "--image-size", "225"),
             "vitrail: image of 225×225 pixels; expected a multiple of 16×16",
@@ -181,7 +181,8 @@ def test_inspect_checkpoint_refuses_damaged_files_and_invalid_options(vitrail_: 
         (("summary", "ViT-B/16", "--classes", "1.5"), "vitrail: classes is 1.5; expected a whole number"),
         (("summary", str(EXAMPLE)), f"vitrail: '{EXAMPLE}' has no preset; expected {EXAMPLE}:mixer_tiny or another"),
         (("summary",), "vitrail: summary needs MODEL."),
-        (("models", "vitt*"), "vitrail: unknown model 'vitt*'; did you mean "),
+        (("models", "vitt*"), "vitrail: no model matches 'vitt*'; `vitrail models` lists all names"),
+        (("models", "vitt_tiny"), "vitrail: unknown model 'vitt_tiny'; did you mean 'vit_tiny_patch16_224'?"),
         (("sumary", "ViT-B/16"), "vitrail: Unknown command 'sumary'. Did you mean vitrail summary?"),
         (("models", "--jsn"), "vitrail: Unknown option --jsn. Did you mean --json?"),
     ],

@@ -193,7 +193,8 @@ def test_a_killed_job_gives_the_same_file_after_resuming(vitrail_: Run, saved: P
     assert killed >= 1
     resumed = vitrail_(*words, out, "--resume")
     assert resumed.code == 0, resumed.err
-    assert "resuming: " in resumed.err
+    done = int(re.findall(r"resuming: ([\d,]+) sentences? done", resumed.err)[0].replace(",", ""))
+    assert f": {len(texts):,} sentences, {len(texts) - done:,} of them now in " in resumed.out
     assert vitrail_(*words, plain).code == 0
     assert out.read_bytes() == plain.read_bytes()
     complete = vitrail_(*words, out, "--resume")

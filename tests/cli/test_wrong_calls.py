@@ -1,5 +1,7 @@
 """Wrong calls that newcomers make: one line that says what to do, and exit code 2."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,3 +65,51 @@ def test_a_label_with_an_id_is_the_same_name_in_predict_and_explain(
     explained = vitrail_("explain", *words).out
     assert predicted.split("terrier ")[1][0] == explained.split("terrier ")[1][0]
     assert "n0209828" not in predicted + explained
+
+
+MISTYPED = {
+    **dict.fromkeys(("predict modle.pth a.jpg", "eval modle.pth", "summary modle.pth", "bench modle.pth"), "model.pth"),
+    **dict.fromkeys(("train --init modle.pth", "distill --teacher modle.pth", "probe modle.pth"), "model.pth"),
+    **dict.fromkeys(
+        ("convert modle.pth out --to timm", "export modle.pth out", "explain modle.pth a.jpg"), "model.pth"
+    ),
+    **dict.fromkeys(("train --data phtoos", "pretrain mae --data phtoos", "eval vit_fashion --data phtoos"), "photos"),
+    **dict.fromkeys(("train --resume runs/photso-1", "translate runs/photso-1 Hallo"), "runs/photos-1"),
+    "train --model vit_tinny": "vit_tiny_patch16_224",
+}
+PROGRAM = """
+import sys
+from vitrail.cli import main
+
+for words in sys.argv[1:]:
+    sys.argv = ["vitrail", *words.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        assert ended.code == 2
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_mistyped_path_is_reported_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "model.pth").touch()
+    for folder in ("photos", "runs/photos-1"):
+        (tmp_path / folder).mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *MISTYPED], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    lines = done.stderr.splitlines()
+    assert [line.rpartition(" did you mean ")[2] for line in lines] == [f"{each!r}?" for each in MISTYPED.values()]
+
+
+def test_short_names_of_dtypes(vitrail_: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert vitrail_("convert", model, "half", "--to", "vitrail", "--dtype", "fp16").code == 0
+    done = vitrail_("train", "--precision", "bf61")
+    assert done.err == "vitrail: --precision 'bf61' is not one of float32, bfloat16, float16.\n"
+    from vitrail.recipes.recipe import Recipe
+
+    for short, precision in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")):
+        assert Recipe().with_settings({"precision": short}).loop.precision == precision
+        assert vitrail_("train", "--precision", short, "--dry-run", "--set", "depth=0").code == 2

@@ -66,7 +66,13 @@ def test_wrong_name_or_path_suggests_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "toys.zip").write_bytes(b"")
     for where, expected in (
         ("fashon", "'fashon' does not exist; expected 'fashion', or a folder .*: did you mean 'fashion'?"),
+        ("nothing", "^'nothing' does not exist; expected 'fashion', or a folder with one subfolder per class"),
         (tmp_path / "flower", f": did you mean '{tmp_path / 'flowers'}'?"),
+        (tmp_path / "birds", "CIFAR-100 or MNIST$"),  # a long common path is not a similar name
+        ("cifar10", "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, .*cifar-10-batches-bin$"),
+        ("CIFAR-100", "cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html"),
+        ("fashion-mnist", "is not a folder here; download the four idx .gz files"),
+        ("imagenet", "https://image-net.org, .*train/CLASS and val/CLASS"),
         ("", "'' does not exist; expected"),
         ("a\0b", r"'a\\x00b' does not exist; expected"),
         ("x" * 300, "cannot be read: File name too long; expected"),

@@ -131,7 +131,7 @@ def test_thin_images_are_refused_before_they_fill_the_memory() -> None:
         ({"crop": 1000}, "share of the image"),
         ({"mean": (0.5,)}, "1 means and 3 stds"),
         ({"std": (0.5, 0.5, 0)}, "more than 0"),
-        ({"fit": "long_side"}, "did you mean 'short_side'"),
+        ({"fit": "shortside"}, "did you mean 'short_side'"),
         ({"interpolation": "nearest"}, "interpolation"),
     ],
 )

@@ -173,7 +173,9 @@ def test_bfloat16_model_at_the_image_size_of_the_preprocessing(tmp_path: Path) -
     """A dynamic model is exported for the size of the preprocessing, not for its own."""
     model = make_toy_model("vit any size").bfloat16()
     preprocessing = replace(PREPROCESSING, image_size=(64, 80))
-    _, checked = export_model(model, tmp_path / "new", preprocessing=preprocessing)
+    stages = list[int]()
+    _, checked = export_model(model, tmp_path / "new", preprocessing=preprocessing, progress=stages.append)
+    assert stages == [1, 1, 1], "torch's outputs, the file, the comparison"
     assert checked.difference < 1e-4
     assert next(model.parameters()).dtype == torch.bfloat16, "the given model is not modified"
     predictor = vitrail.Predictor(tmp_path / "new")

@@ -7,7 +7,14 @@ import pytest
 from vitrail.cli.options.values import parse_field
 from vitrail.errors import ConfigError
 from vitrail.models.catalog import create, find_preset
-from vitrail.recipes.recipe import SECTIONS, Recipe, list_builtin_recipe_names, list_settings, open_recipe
+from vitrail.recipes.recipe import (
+    SECTIONS,
+    Recipe,
+    choose_recipe,
+    list_builtin_recipe_names,
+    list_settings,
+    open_recipe,
+)
 from vitrail.recipes.schedule import Schedule
 from vitrail.tasks import PRETRAINING_TASKS
 
@@ -142,7 +149,27 @@ def test_invalid_recipe_is_named_in_the_error(tmp_path: Path, text: str, message
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("model", [None, "ViT-Ti/16"])
+@pytest.mark.parametrize(
+    ("data", "init", "name"), [(None, None, "fashion"), ("fashion", None, "fashion"), ("photos", None, "scratch")]
+)
+def test_the_usual_recipe_depends_on_the_data_not_on_the_model(
+    data: str | None, init: str | None, name: str, model: str | None
+) -> None:
+    found = choose_recipe(None, {}, data=data, init=init, model=model)
+    assert found.name == name
+    assert found.model == (model or open_recipe(name).model)
+    assert bool(found.fields) == (name == "fashion" and model is None), "they are for the recipe's own model"
+
+
+def test_the_translation_demo_has_the_same_length_on_every_machine() -> None:
+    loop = open_recipe("translate-demo").loop
+    assert (loop.minutes, loop.epochs) == (None, 4)
+
+
 def test_unknown_recipe_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown recipe 'nope'; expected one of .*fashion, .*vit$"):
+        open_recipe("nope")
     with pytest.raises(ConfigError, match="did you mean 'finetune'"):
         open_recipe("finetuning")
     with pytest.raises(ConfigError, match="cannot be read"):

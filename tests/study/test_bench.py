@@ -150,6 +150,14 @@ def test_text_of_the_table(results: BenchResults) -> None:
     assert "start s" not in str(bare)
 
 
+def test_models_are_named_by_the_ends_of_their_paths() -> None:
+    """In the tables; JSON has the paths."""
+    found = BenchResults(lines=(line(model="/home/me/runs/ants-1"), line(model="ViT-Ti/16")))
+    assert [row.split()[0] for row in str(found).splitlines()[2:]] == ["ants-1", "ViT-Ti/16"]
+    assert [row[0] for row in found.throughput_cells()[1]] == ["ants-1", "ViT-Ti/16"]
+    assert found.to_json()["lines"][0]["model"] == "/home/me/runs/ants-1"
+
+
 def test_table_of_images_per_second(results: BenchResults) -> None:
     heading, rows, alignments = results.throughput_cells()
     assert heading == ("model", "pixels", "batch", "threads", "timm", "onnx", "int8 × 2")

@@ -1,20 +1,12 @@
-"""Voters are named by the shortest unique end of their path."""
+"""Models in a table are named by the shortest unique end of their path."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.loaded_model import LoadedModel
-from vitrail.study.compare import shorten_model_names
-
-
-def named(names: Sequence[str]) -> list[LoadedModel]:
-    return [LoadedModel(source=name, model=nn.Identity(), preprocessing=Preprocessing(), classes=1) for name in names]
+from vitrail.models.preset_list import shorten_model_names
 
 
 @pytest.mark.parametrize(
@@ -27,19 +19,20 @@ def named(names: Sequence[str]) -> list[LoadedModel]:
         (["runs/a", "runs/a", "runs/a"], ["a", "a (2)", "a (3)"]),
         (["timm:resnet18.a1", "hf-hub:timm/vit_tiny"], ["timm:resnet18.a1", "vit_tiny"]),
         (["ground truth"], ["ground truth (2)"]),
+        (["ViT-Ti/16", "/home/me/runs/ants-1", "ViT-S/16"], ["ViT-Ti/16", "ants-1", "ViT-S/16"]),
     ],
 )
 def test_names_are_short_and_unique(names: list[str], expected: list[str]) -> None:
-    assert shorten_model_names(named(names)) == expected
+    assert shorten_model_names(names, taken=("ground truth",)) == expected
 
 
 def test_current_folder_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run" / "in").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "run" / "in")
-    assert shorten_model_names(named([".", ".."])) == ["in", "run"]
+    assert shorten_model_names([".", ".."]) == ["in", "run"]
 
 
 @given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map("/".join), min_size=1, max_size=6))
 def test_names_are_always_unique(names: list[str]) -> None:
-    found = shorten_model_names(named(names))
+    found = shorten_model_names(names)
     assert len(set(found)) == len(names)

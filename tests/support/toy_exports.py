@@ -15,7 +15,7 @@ from support.noisy_weights import add_weight_noise, randomise_batch_norms
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.export.export import export_model
+from vitrail.export.export import EXPORT_STAGES, export_model
 
 SIZE = (48, 32)  # 3×2 patches: rows and columns are not to be mixed up
 PREPROCESSING = Preprocessing(image_size=SIZE, crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
@@ -109,9 +109,16 @@ def make_export_finder(factory: pytest.TempPathFactory, worker: str) -> ExportFi
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
+                stages = list[int]()
                 export_model(
-                    make_toy_model(what.model), folder, preprocessing=PREPROCESSING, labels=LABELS, **what.options
+                    make_toy_model(what.model),
+                    folder,
+                    preprocessing=PREPROCESSING,
+                    labels=LABELS,
+                    progress=stages.append,
+                    **what.options,
                 )
+                assert sum(stages) == EXPORT_STAGES[what.options.get("to", "onnx")], "the bar reaches its end"
         return folder
 
     return find

@@ -12,6 +12,7 @@ from vitrail.checkpoint.bundled import find_bundled_model, list_bundled_models
 from vitrail.checkpoint.pretrained_files import locate_pretrained_weights
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.errors import CheckpointError, find_nearest_name
+from vitrail.files import suggest_sibling
 from vitrail.models.pretrained import (
     PretrainedWeights,
     find_pretrained_weights,
@@ -20,7 +21,6 @@ from vitrail.models.pretrained import (
 )
 
 UNVERIFIED = "its weights were not verified"
-MIN_NAME_SIMILARITY = 0.7  # of a model that is suggested for a path that does not exist; 1 is equal
 
 
 def locate_or_download_checkpoint(path: str | Path) -> Path:
@@ -34,9 +34,23 @@ def locate_or_download_checkpoint(path: str | Path) -> Path:
         return locate_pretrained_weights(weights, str(path))
     if (bundled := find_bundled_model(path)) is not None:
         return bundled
-    if not os.path.lexists(path) and (nearest := find_nearest_model_name(str(path))) is not None:
-        raise CheckpointError(f"{path} is neither a file nor the name of a model; did you mean {nearest!r}?")
+    refuse_missing_path(path)
     return Path(path)
+
+
+def refuse_missing_path(path: str | Path) -> None:
+    """An error for a path that does not exist, with the nearest file next to it or the nearest name of a model."""
+    try:
+        Path(path).lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # not a name that is too long
+        pass
+    else:
+        return
+    hint = suggest_sibling(path)
+    nearest = None if hint else find_nearest_name(str(path), (*list_bundled_models(), *list_model_names()))
+    if nearest is not None:
+        raise CheckpointError(f"{path} is neither a file nor the name of a model; did you mean {nearest!r}?")
+    raise CheckpointError(f"{path} does not exist; expected a checkpoint file or folder{hint}")
 
 
 def check_is_path(path: object) -> None:
@@ -66,8 +80,3 @@ def find_location_warnings(path: str | Path, place: Path) -> tuple[str, ...]:
     repository = hub.parse_hub_name(str(path))[0] if weights is None else weights.repository
     unverified = hub.verify_weights(place, repository)
     return (f"{UNVERIFIED}, since the SHA-256 of {unverified} on the hub is not known",) if unverified else ()
-
-
-def find_nearest_model_name(name: str) -> str | None:
-    """A bundled model or a preset of a similar name."""
-    return find_nearest_name(name, [*list_bundled_models(), *list_model_names()], MIN_NAME_SIMILARITY)

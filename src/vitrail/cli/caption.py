@@ -11,6 +11,7 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import SPEED
 from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.options.search_flags import SearchFlags
+from vitrail.cli.options.values import check_model_exists
 from vitrail.cli.output.messages import print_error
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import open_figure_output
@@ -20,7 +21,12 @@ from vitrail.output_streams import get_binary_buffer
 from vitrail.text import escape_unprintable
 
 RunOfCaptions = Annotated[
-    str, Parameter(name="MODEL", help="Run folder of `vitrail train --task caption`, or the folder of its model.")
+    str,
+    Parameter(
+        name="MODEL",
+        help="Run folder of `vitrail train --task caption`, or the folder of its model.",
+        validator=check_model_exists,
+    ),
 ]
 
 

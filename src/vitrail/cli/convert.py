@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL
-from vitrail.cli.options.values import parse_fields, parse_size, read_labels
+from vitrail.cli.options.values import check_model_exists, convert_dtype, parse_fields, parse_size, read_labels
 from vitrail.cli.output.messages import print_text
 from vitrail.files import refuse_existing_outputs
 
@@ -25,7 +25,7 @@ LOAD_SNIPPETS = {  # how the result is opened
 
 
 def convert(
-    checkpoint: Annotated[str, Parameter(name="MODEL")],
+    checkpoint: Annotated[str, Parameter(name="MODEL", validator=check_model_exists)],
     out: Path,
     /,
     *,
@@ -35,7 +35,7 @@ def convert(
     patch_size: Annotated[str | None, Parameter(group=MODEL)] = None,
     classes: int | None = None,
     policy: Annotated[Literal["timm", "deit", "google", "torchvision", "dino"] | None, Parameter(group=MODEL)] = None,
-    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"] | None, Parameter(converter=convert_dtype)] = None,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
@@ -87,6 +87,7 @@ def convert(
     import torch
 
     from vitrail.checkpoint import read, write
+    from vitrail.checkpoint.model_location import locate_or_download_checkpoint
     from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.checkpoint.tokenizer_file import read_tokenizer_file
     from vitrail.cli import name_options
@@ -104,7 +105,8 @@ def convert(
         about = replace(about, labels=read_labels(labels))
     tokenizer = None
     if about.tokenizer is not None:  # a text model keeps its own
-        tokenizer, _ = read_tokenizer_file(Path(checkpoint) if run is None else run.model, about.tokenizer)
+        place = locate_or_download_checkpoint(checkpoint) if run is None else run.model
+        tokenizer, _ = read_tokenizer_file(place, about.tokenizer)
     print(f"{checkpoint}: family {about.family}, {found.layout} layout")
     print_text(name_options(str(found.report), found.report.settings))
     write(

@@ -20,7 +20,7 @@ def embed(
 ) -> None:
     """Write the features of images to a file.
 
-    For search, clustering or a classifier of your own. features.npy is an array (images, width), or (images,
+    For search, clustering or your own classifier. features.npy is an array (images, width), or (images,
     tokens, width) for tokens, in float32; features.files.csv next to it has the row of each image, or the reason
     why it could not be read. A parquet file has both in its columns. Feature maps, for segmentation or detection, are
     arrays level1, level2, … (images, channels, rows, columns) in maps.npz, from the finest grid to the coarsest.

@@ -48,7 +48,7 @@ def export(
         vitrail export vit_fashion exported
         vitrail export vit_fashion small --to onnx-int8 --check photos
         vitrail export vit_fashion features --features mean
-        vitrail export runs/translation translator --to ctranslate2
+        vitrail export transformer_tatoeba translator --to ctranslate2
 
     Parameters
     ----------

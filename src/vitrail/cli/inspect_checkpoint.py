@@ -8,13 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.values import parse_fields
+from vitrail.cli.options.values import check_model_exists, parse_fields
 from vitrail.cli.output.messages import print_text
 from vitrail.errors import CheckpointError
 
 
 def inspect_checkpoint(
-    file: Annotated[str, Parameter(name="MODEL")],
+    file: Annotated[str, Parameter(name="MODEL", validator=check_model_exists)],
     /,
     *,
     source: Annotated[str | None, Parameter(name="--from")] = None,

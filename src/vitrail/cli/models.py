@@ -25,7 +25,8 @@ def models(
 
     Shows parameters, GMACs, resolution, weights and their top-1. GMACs are the multiply-adds of convolutions,
     matrix products and attention for one image, and not counted for text. Commands that take a model open public
-    weights by name: MODEL for the default ones, which are shown, or MODEL.TAG.
+    weights by name: MODEL for the default ones, which are shown, or MODEL.TAG. The models at the end of the list are
+    bundled and need no network.
 
     Examples::
 

@@ -43,7 +43,7 @@ def positions(
     for item in flags.fields or ():
         if parse_field(item)[0] in ("positions", "positions_at"):
             raise ConfigError(f"--set {item} cannot be used here: each row has its own positions")
-    embedded = flags.data in (None, "fashion") and flags.model is None
+    embedded = flags.data in (None, "fashion")
     chosen = flags.resolve_recipe(recipe or ("fashion" if embedded else "positions"), collect_given_flags(settings))
     seeds = flags.list_seeds(chosen)
     request = flags.make_request(chosen)

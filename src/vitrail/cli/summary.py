@@ -7,11 +7,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.values import parse_field, parse_fields, parse_size
+from vitrail.cli.options.values import check_model_exists, parse_field, parse_fields, parse_size
 
 
 def summary(
-    model: str,
+    model: Annotated[str, Parameter(validator=check_model_exists)],
     /,
     *,
     image_size: str | None = None,
@@ -23,7 +23,7 @@ def summary(
 ) -> None:
     """Show a model layer by layer.
 
-    Shows output shapes, parameters, MACs, totals with bare parameters, and a memory estimate. Nothing is computed
+    Shows output shapes, parameters and MACs of each layer, their totals, and a memory estimate. Nothing is computed
     or downloaded, so large models take no longer than small ones. The config fields, which --set changes, are
     listed at the end.
 

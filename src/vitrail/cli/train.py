@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import TrainRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import ImageOrTextFlags, RunFlags
-from vitrail.cli.options.values import parse_fields
+from vitrail.cli.options.values import check_run_exists, parse_fields
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import Recipe, open_recipe
 
@@ -31,8 +31,8 @@ def train(
         vitrail train --epochs 1                                    # bundled data, a few seconds
         vitrail train --data photos --init vit_fashion --batch 4    # fine-tune a model
         vitrail train --data photos --model ViT-Ti/16 --image-size 32 --batch 4 --minutes 0.1
-        vitrail train --data photos --init vit_fashion --batch 4 --dry-run
-        vitrail train --data tatoeba --pair de-en                   # learn to translate, two minutes
+        vitrail train --data photos --init vit_fashion --batch 4 --dry-run    # only check and estimate
+        vitrail train --data tatoeba --pair de-en                   # learn to translate, 4 epochs
         vitrail train --task caption                                # learn to describe generated collages
         vitrail train --resume runs/demo
         vitrail train --resume runs/demo --epochs 2                 # extend a finished run
@@ -88,10 +88,12 @@ def start_or_resume(command: TrainingCommand, flags: RunFlags | None, settings: 
 
 def resume(flags: RunFlags, length: dict[str, Any]) -> None:
     """Continue a run, with a new length or its own, and do what follows."""
+    assert flags.resume is not None
+    check_run_exists(flags.resume)
+
     from vitrail.study.follow_up import run_follow_up
     from vitrail.train.run import resume_run
 
-    assert flags.resume is not None
     runtime = flags.make_runtime()
     trained = resume_run(flags.resume, runtime, flags.trusted_code, **length)
     run_follow_up(flags.resume, runtime, trained=trained)

@@ -8,14 +8,20 @@ from cyclopts import Parameter
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.search_flags import SearchFlags
+from vitrail.cli.options.values import check_model_exists
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
 from vitrail.cli.output.progress import progress_bar
 from vitrail.errors import ConfigError
 from vitrail.output_streams import get_binary_buffer
-from vitrail.text import format_count
+from vitrail.text import format_job_time
 
 RunOfTranslation = Annotated[
-    str, Parameter(name="MODEL", help="Run folder of `vitrail train --data PAIRS`, or the folder of its model.")
+    str,
+    Parameter(
+        name="MODEL",
+        help="Name of a bundled model, run folder of `vitrail train --data PAIRS`, or the folder of its model.",
+        validator=check_model_exists,
+    ),
 ]
 Texts = Annotated[
     str,
@@ -49,8 +55,8 @@ def translate(
 
     Examples::
 
-        vitrail translate runs/translation "Ein Hund läuft."
-        vitrail translate runs/translation "Ein Hund läuft." --n-best 3
+        vitrail translate transformer_tatoeba "Ich habe viel zu tun."        # bundled, German to English
+        vitrail translate transformer_tatoeba "Tom ist müde." --n-best 3
         vitrail translate runs/translation sentences.de -o sentences.en.txt
         vitrail translate runs/translation sentences.de -o translations.jsonl --resume
 
@@ -94,10 +100,6 @@ def translate(
     )
     result = job.run()
     if result.out is not None:
-        done = (
-            "complete"
-            if result.was_complete
-            else f"{format_count(result.sentences, 'sentence')}, {result.seconds:.1f} s"
-        )
-        print(f"{result.out}: {done}")
+        done = format_job_time(result.sentences, result.resumed, "sentence", result.seconds)
+        print(f"{result.out}: {'complete' if result.was_complete else done}")
     result.raise_if_failed()

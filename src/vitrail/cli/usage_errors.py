@@ -2,15 +2,15 @@
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import CycloptsError, Token, UnknownCommandError, UnknownOptionError
 from cyclopts.exceptions import CoercionError, MissingArgumentError, RepeatArgumentError, UnusedCliTokensError
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, find_nearest_name
 
 SYNONYMS_FILE = Path(__file__).with_name("names_in_other_tools.json")  # our names: those of other tools
 NUMBER_NAMES: dict[Any, str] = {int: "a whole number", float: "a number"}
@@ -38,7 +38,10 @@ def describe_usage_error(error: CycloptsError) -> str:
         case RepeatArgumentError():
             return f"{error.token.keyword} is given more than once. Give it once."
         case UnusedCliTokensError():
-            return f"Unexpected argument {(error.unused_tokens or [''])[0]!r}. {page}"
+            given = (error.unused_tokens or [""])[0]
+            option = choose_option_for(given, list_names(find_arguments(error)))
+            hint = f"Did you mean {option} {shlex.quote(given)}?" if option else page
+            return f"Unexpected argument {given!r}. {hint}"
         case _:
             return str(error)
 
@@ -49,8 +52,25 @@ def describe_type(hint: Any, given: str) -> str:
         names = [NUMBER_NAMES.get(each) or str(*get_args(each)) or each.__name__ for each in get_args(hint) or (hint,)]
         return f"{' or '.join(names)}."
     words = [str(each) for each in get_args(hint)]
-    nearest = get_close_matches(given, words, n=1)
-    return f"one of {', '.join(words)}.{f' Did you mean {nearest[0]}?' if nearest else ''}"
+    nearest = find_nearest_name(given, words)
+    return f"one of {', '.join(words)}.{f' Did you mean {nearest}?' if nearest else ''}"
+
+
+def find_arguments(error: CycloptsError) -> Iterable[Any]:
+    """The options and arguments of the command that an error is about."""
+    app = error.app
+    for word in error.command_chain or () if app is not None else ():
+        app = app[word] if app is not None and word in app else app
+    return [] if app is None else app.assemble_argument_collection()
+
+
+def choose_option_for(given: str, known: Sequence[str]) -> str | None:
+    """The option that an argument without a name is probably meant for: a run, a model or data."""
+    from vitrail.checkpoint.argument_order import is_model
+    from vitrail.checkpoint.run_files import is_run_folder
+
+    meant = ["--resume"] if is_run_folder(Path(given)) else ["--init"] if is_model(given) else []
+    return next((option for option in (*meant, "--data") if option in known), None)
 
 
 def list_names(arguments: Iterable[Any]) -> list[str]:
@@ -88,8 +108,9 @@ def find_nearest(given: str, known: Iterable[str], kind: Literal["commands", "op
     names, synonyms = list(known), json.loads(SYNONYMS_FILE.read_text("utf-8"))[kind]
     meant = [ours for ours, others in synonyms.items() if given in others.split() and ours.split()[0] in names]
     same = [given] if given in names else []
-    cutoff = 0.7 if len(given) > 4 else 0.6  # of four letters, two may be swapped
-    return next(iter((*same, *meant, *get_close_matches(given, names, n=1, cutoff=cutoff))), None)
+    bare = {name.lstrip("-"): name for name in reversed(names)}  # all options begin alike
+    nearest = find_nearest_name(given.lstrip("-"), bare)
+    return next(iter((*same, *meant, *([bare[nearest]] if nearest else []))), None)
 
 
 def check_arguments(command: str, model: str, images: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """Open a data set by name, by folder or from an object: training and validation images with their classes."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,11 +16,19 @@ from vitrail.data.formats.class_folders import FileDataset, join_names, list_ent
 from vitrail.data.formats.imagenet_real import read_real_labels
 from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
-from vitrail.errors import DataError, describe_error
+from vitrail.errors import DataError, describe_error, find_nearest_name
 from vitrail.files import suggest_sibling
 from vitrail.text import escape_unprintable
 
 BUILT_IN_DATASETS = ("fashion",)  # bundled with the package
+CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+PUBLIC_DATASETS = {  # by name without punctuation: what to download, from which page, and the folder to pass
+    "cifar10": ("cifar-10-binary.tar.gz", CIFAR_PAGE, "cifar-10-batches-bin"),
+    "cifar100": ("cifar-100-binary.tar.gz", CIFAR_PAGE, "cifar-100-binary"),
+    "mnist": ("the four idx .gz files", "http://yann.lecun.com/exdb/mnist", "their folder"),
+    "fashionmnist": ("the four idx .gz files", "https://github.com/zalandoresearch/fashion-mnist", "their folder"),
+    "imagenet": ("ILSVRC2012", "https://image-net.org", "the folder with train/CLASS and val/CLASS"),
+}
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 EXPECTED_DATA = (
     "expected 'fashion', or a folder with one subfolder per class, with train and val folders of this kind, "
@@ -147,9 +155,18 @@ def check_data_folder(where: str | Path) -> Path:
     if exists:
         hint = ": unpack it first" if path.name.lower().endswith(ARCHIVE_SUFFIXES) else ""
         raise DataError(f"{path} is a file; {EXPECTED_DATA}{hint}")
-    near = get_close_matches(str(path), BUILT_IN_DATASETS, n=1, cutoff=0.7)
-    hint = f": did you mean {near[0]!r}?" if near else suggest_sibling(path)
-    raise DataError(f"{str(where)!r} does not exist; {EXPECTED_DATA}{hint}")
+    raise missing_data_error(str(where))
+
+
+def missing_data_error(where: str) -> DataError:
+    """Error for data that does not exist: how to get it if it is public, or the nearest name."""
+    public = PUBLIC_DATASETS.get(re.sub(r"[\W_]", "", where.lower()))
+    if public is not None:
+        files, page, folder = public
+        return DataError(f"{where!r} is not a folder here; download {files} from {page}, unpack it, and pass {folder}")
+    nearest = find_nearest_name(where, BUILT_IN_DATASETS)
+    hint = f": did you mean {nearest!r}?" if nearest else suggest_sibling(where)
+    return DataError(f"{where!r} does not exist; {EXPECTED_DATA}{hint}")
 
 
 def read_data_folder(

@@ -12,7 +12,7 @@ import torch
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.text.batches import EncodedPairs, load_validation_batches
 from vitrail.data.text.pair_files import UNNAMED_COLUMNS
-from vitrail.data.text.pairs import PairSplits, SentencePairs, open_pairs
+from vitrail.data.text.pairs import BUILT_IN_PAIRS, PairSplits, SentencePairs, open_pairs
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.errors import ConfigError, DataError, unknown_name_error
 from vitrail.evaluation.evaluation_data import is_same_data_path
@@ -142,7 +142,7 @@ def open_text_evaluation(
 def open_evaluation_pairs(data: str | None, pair: str | None, loaded: LoadedTextModel) -> PairSplits:
     """The pairs in the direction of the model."""
     run = loaded.run or FinishedRun(model=Path())
-    where = data or run.data
+    where = data or run.data or find_built_in_pairs(loaded)
     if where is None:
         raise ConfigError(
             f"no `data`, and {loaded.source} is not a run; expected tatoeba, or a folder of sentence pairs"
@@ -152,6 +152,13 @@ def open_evaluation_pairs(data: str | None, pair: str | None, loaded: LoadedText
     return open_pairs(
         where, pair or (run.pair if own else None) or known, seed=run.seed, val_share=run.val_share if own else 0.0
     )
+
+
+def find_built_in_pairs(loaded: LoadedTextModel) -> str | None:
+    """The bundled pairs that the model was trained on; None if it was trained on others."""
+    name = None if loaded.checkpoint is None else loaded.checkpoint.description.provenance.get("data")
+    own = name in BUILT_IN_PAIRS and {*(loaded.languages or ())} == {*BUILT_IN_PAIRS[name][0]}
+    return name if own else None
 
 
 def list_parts(splits: PairSplits) -> dict[str, SentencePairs]:

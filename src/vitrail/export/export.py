@@ -1,6 +1,6 @@
 """Export a model to a folder, compared with torch before it appears."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -32,8 +32,10 @@ from vitrail.export.quantise import quantise_onnx_file, write_description_and_on
 from vitrail.models.checks import pair
 from vitrail.models.contract import check_reads_images, find_image_model
 from vitrail.models.token_merging import add_token_merging
+from vitrail.progress import track_progress
 
 ExportFormat = Literal["onnx", "onnx-int8", "torch-export"]
+EXPORT_STAGES = {"onnx": 3, "onnx-int8": 4, "torch-export": 2}  # torch's outputs, then what is written and compared
 MAX_DIFFERENCE = 1e-4  # from torch, of the probabilities of an exact export, or of features relative to the largest
 PHOTO_COUNT = 32  # views of the built-in photos to compare on
 NOISE_COUNT = 4  # images of noise to compare on
@@ -62,8 +64,11 @@ def export_model(
     provenance: Mapping[str, Any] | None = None,
     images: NDArray[np.uint8] | None = None,
     overwrite: bool = False,
+    progress: bool | Callable[[int], object] | None = None,
 ) -> tuple[ExportDescription, ExportCheck]:
     """Export a model. It is compared with torch on built-in photos, noise and `images` (B, rows, columns, C).
+
+    By default a progress bar is shown in a notebook and on a terminal; a function is called after each stage with 1.
 
     >>> loaded = vitrail.open_model("vit_fashion")
     >>> about, check = vitrail.export_model(
@@ -96,20 +101,27 @@ def export_model(
     )
     shown = make_check_images(preprocessing, images)
     lighter = add_token_merging(model, merge)
-    expected = compute_torch_outputs(lighter, about, shown)
-    with write_folder_atomically(folder, overwrite=overwrite) as place:
+    with (
+        track_progress(progress, EXPORT_STAGES[to], "exporting") as advance,
+        write_folder_atomically(folder, overwrite=overwrite) as place,
+    ):
+        expected = compute_torch_outputs(lighter, about, shown)
+        advance(1)
         if to == "torch-export":
             checked = write_and_check_torch_program(lighter, place, about, shown, expected, dynamic=dynamic)
         else:
             write_onnx(lighter, place / ONNX_FILE, preprocessing, output, dynamic=dynamic, portable=portable)
+            advance(1)
             checked = compare_onnx_file_with_torch(place / ONNX_FILE, shown, expected, output, exact=True)
             if to == "onnx-int8":
+                advance(1)
                 (place / ONNX_FILE).rename(place / "exact.onnx")
                 quantise_onnx_file(place / "exact.onnx", place / ONNX_FILE, shown[:8])
                 (place / "exact.onnx").unlink()
                 checked = compare_onnx_file_with_torch(place / ONNX_FILE, shown, expected, output, exact=False)
                 about = replace(about, agreement={"pictures": checked.images, "same": checked.same})
             write_description_and_onnx_metadata(place, about)
+        advance(1)
     return about, checked
 
 

@@ -19,6 +19,8 @@ from vitrail.text import TableCells
 def find_presets(pattern: str, *, pretrained: bool = False) -> list[str]:
     """The presets whose name or an alias matches the pattern, or else contains it; or only those with weights."""
     found = filter_presets(pattern) or filter_presets(f"*{pattern}*")
+    if not found and set("*?[") & set(pattern):
+        raise ConfigError(f"no model matches {pattern!r}; `vitrail models` lists all names")
     if not found:
         raise unknown_model_error(pattern)
     kept = [name for name in found if not pretrained or name in read_pretrained_table()]

@@ -44,8 +44,15 @@ def write_cached_export(
     """Write the export of a model into the cache. It has no labels, since those may change."""
     from vitrail.export.export import export_model
 
-    to = "onnx" if precision == "fp32" else "onnx-int8"
-    export_model(loaded.module, path, preprocessing=loaded.preprocessing, to=to, output=output, merge=merge)
+    export_model(
+        loaded.module,
+        path,
+        preprocessing=loaded.preprocessing,
+        to="onnx" if precision == "fp32" else "onnx-int8",
+        output=output,
+        merge=merge,
+        progress=False,  # of the job
+    )
 
 
 def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path], Opened]) -> Opened:

@@ -56,7 +56,8 @@ class JobResult:
     images: int
     failed: int  # images that could not be read; their rows say why
     problems: Sequence[str] = ()  # arguments without images
-    seconds: float = 0.0
+    seconds: float = 0.0  # of this run
+    resumed: int = 0  # images of earlier runs
     was_complete: bool = False  # there was nothing left to resume
 
     def raise_if_failed(self) -> None:
@@ -167,6 +168,7 @@ class PredictJob:
         self, engine: EngineChoice, listing: ImageList, summary: ImageListSummary, sink: ResultSink
     ) -> JobResult:
         done, failed, start = sink.done, sink.failed, monotonic()
+        resumed = len(done)
         if done:
             self.on_note(f"resuming: {format_count(len(done), 'image')} done, of which {failed} could not be read")
             self.note_changed_images(listing, done)
@@ -182,7 +184,8 @@ class PredictJob:
                 self.write_result(sink, engine.predictor, row)
                 advance(1)
         sink.finish()
-        return JobResult(self.out, summary.images, failed, summary.problems, monotonic() - start)
+        seconds = monotonic() - start
+        return JobResult(self.out, summary.images, failed, summary.problems, seconds, resumed)
 
     def write_result(self, sink: ResultSink, predictor: Predictor, row: ImageResult) -> None:
         values: Any = row.values

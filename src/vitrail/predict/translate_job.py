@@ -32,7 +32,8 @@ class TranslateResult:
     out: Path | None
     sentences: int
     failed: int = 0  # sentences that are too long; their rows say so
-    seconds: float = 0.0
+    seconds: float = 0.0  # of this run
+    resumed: int = 0  # sentences of earlier runs
     was_complete: bool = False  # there was nothing left to resume
 
     def raise_if_failed(self) -> None:
@@ -119,7 +120,7 @@ class TranslateJob:
     def translate_sentences(
         self, translator: Translator, sentences: Sequence[Sentence], sink: TranslationFile | TranslationPrinter
     ) -> TranslateResult:
-        start, failed, unknown = monotonic(), sink.failed, UnknownCharacters()
+        start, failed, resumed, unknown = monotonic(), sink.failed, sink.done, UnknownCharacters()
         if sink.done:
             self.on_note(f"resuming: {format_count(sink.done, 'sentence')} done")
         texts = [each.text for each in sentences]
@@ -137,7 +138,7 @@ class TranslateJob:
         if unknown.tokens:
             self.on_note(unknown.describe())
         sink.finish()
-        return TranslateResult(self.out, len(sentences), failed, monotonic() - start)
+        return TranslateResult(self.out, len(sentences), failed, monotonic() - start, resumed)
 
     @contextmanager
     def report_interrupt(self, partial: PartialFolder | None) -> Generator[None]:

@@ -182,7 +182,8 @@ class Recipe:
             elif name in ("name", "model"):
                 rest[name] = value
             elif name in known:
-                parts[known[name]][name] = parse_if_numeric_text(value)
+                value = DTYPE_ALIASES.get(str(value), value) if name == "precision" else parse_if_numeric_text(value)
+                parts[known[name]][name] = value
             else:
                 raise unknown_name_error("setting", name, [*known, "model", *MAPPINGS], synonyms=SETTING_ALIASES)
         if distillation := parts.pop("distillation"):
@@ -214,6 +215,7 @@ SECTIONS: Mapping[str, type["DataclassInstance"]] = {
 GENERATED_CAPTIONS = "collages"  # data of images with captions
 BUILT_IN_PAIR_NAMES = ("tatoeba", "reversal")  # data of sentence pairs
 RENAMED_RECIPES = {"probe": "linear-probe"}
+DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 MAPPINGS = ("fields", "preprocessing", "task", "schedules")
 SCHEDULED_SETTINGS = ("weight_decay", "momentum", "beta2", "clip")
 SETTING_ALIASES = {  # names in the scripts of timm and facebook
@@ -300,7 +302,7 @@ def choose_recipe(
         if "minutes" in changes:
             raise ConfigError("pass either `minutes` or `epochs`, not both")
         changes = {**changes, "minutes": None}  # instead of the recipe's budget
-    recipe = open_recipe(choose_usual_recipe(data, model, init, pair, task) if name is None else name)
+    recipe = open_recipe(choose_usual_recipe(data, init, pair, task) if name is None else name)
     if recipe.model is not None and (init or model not in (None, recipe.model)):
         # they are for the model that the recipe names
         recipe = replace(recipe, model=None, fields={}, preprocessing={})
@@ -309,9 +311,7 @@ def choose_recipe(
     return recipe.with_settings({**changes, "fields": fields or {}, "model": named})
 
 
-def choose_usual_recipe(
-    data: str | None, model: str | None, init: str | None, pair: str | None, task: str | None
-) -> str:
+def choose_usual_recipe(data: str | None, init: str | None, pair: str | None, task: str | None) -> str:
     """The name of the default recipe: for captions, for sentence pairs, to fine-tune, or to train from scratch."""
     if task == "caption" or (task is None and data is not None and pair is None and is_caption_data(data)):
         return "caption-cpu" if data in (None, GENERATED_CAPTIONS) else "caption"
@@ -319,8 +319,7 @@ def choose_usual_recipe(
         return "reversal"
     if pair is not None or (data is not None and is_pair_data(data)):
         return "translate-demo"
-    embedded = data in (None, "fashion") and model is None
-    return "finetune" if init else "fashion" if embedded else "scratch"
+    return "finetune" if init else "fashion" if data in (None, "fashion") else "scratch"
 
 
 def is_caption_data(data: str) -> bool:

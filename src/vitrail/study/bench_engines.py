@@ -144,7 +144,7 @@ class ModelFiles:
         from vitrail.export.quantise import write_int8_export
 
         if not int8:
-            export_model(self.module, folder, preprocessing=self.preprocessing, labels=self.labels)
+            export_model(self.module, folder, preprocessing=self.preprocessing, labels=self.labels, progress=False)
             return
         exact = self.folder_for("onnx")
         write_int8_export(

@@ -1,6 +1,6 @@
 """Results of a benchmark: as tables, as JSON and as a figure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
+from vitrail.models.preset_list import shorten_model_names
 from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
 from vitrail.study.result_files import Environment, format_json, write_texts_to_folder
@@ -80,7 +81,10 @@ class BenchResults:
         """The full table, without columns that were not measured."""
         bases = {line.base for line in self.lines}
         heading = (*HEADING, f"to {bases.pop()}" if len(bases) == 1 else "to the first", "quartiles")
-        rows = [(*format_row(line), format_ratio(line), format_quartiles(line.ratio)) for line in self.lines]
+        rows = [
+            (self.short_names[line.model], *format_row(line), format_ratio(line), format_quartiles(line.ratio))
+            for line in self.lines
+        ]
         keep = [n for n in range(len(heading)) if any(each[n] for each in rows)]
         alignments = ALIGNMENTS + "rl"
         return (
@@ -88,6 +92,12 @@ class BenchResults:
             [tuple(each[n] for n in keep) for each in rows],
             "".join(alignments[n] for n in keep),
         )
+
+    @property
+    def short_names(self) -> dict[str, str]:
+        """The models by the ends of their paths."""
+        models = list(dict.fromkeys(line.model for line in self.lines))
+        return dict(zip(models, shorten_model_names(models), strict=True))
 
     def format_throughput(self) -> list[str]:
         """The lines of a second table, images/s by model and resolution; none for a single one."""
@@ -101,7 +111,7 @@ class BenchResults:
         speeds = {(line.case, line.way): f"{line.images_per_second.median:.1f}" for line in self.lines}
         rows = [
             (
-                case[0],
+                self.short_names[case[0]],
                 format_image_size(case[1]),
                 str(case[2]),
                 str(case[3]),
@@ -132,9 +142,9 @@ class BenchResults:
             title="Speed of prediction",
             caption="Images per second by model and engine (left), and speed relative to the first engine of each "
             "group (right). Dots are medians over rounds; lines span the quartiles. "
-            f"Largest ratio: {best.way} for {best.model}, {best.ratio.median:.2f} × {best.base}.",
+            f"Largest ratio: {best.way} for {self.short_names[best.model]}, {best.ratio.median:.2f} × {best.base}.",
             arrays={**numbers, "latency": np.array([line.latency for line in self.lines])},
-            draw=lambda: draw_benchmark(self.lines),
+            draw=lambda: draw_benchmark(self.lines, self.short_names),
         )
 
     def write(self, folder: Path) -> list[Path]:
@@ -145,7 +155,6 @@ class BenchResults:
 
 def format_row(line: BenchLine) -> tuple[str, ...]:
     return (
-        line.model,
         format_image_size(line.image_size),
         str(line.batch),
         str(line.threads),
@@ -165,7 +174,7 @@ def format_quartiles(spread: MedianAndQuartiles) -> str:
     return "" if spread.low == spread.high else f"{spread.low:.2f}–{spread.high:.2f}"
 
 
-def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
+def draw_benchmark(lines: Sequence[BenchLine], names: Mapping[str, str]) -> "Figure":
     """Draw one row per engine, grouped by case: images/s on the left, ratios on the right."""
     engines = list(dict.fromkeys(line.way for line in lines))
     colours = {engine: PALETTE[n % len(PALETTE)] for n, engine in enumerate(engines)}
@@ -184,9 +193,8 @@ def draw_benchmark(lines: Sequence[BenchLine]) -> "Figure":
             axes.plot(each.median, position, "o", color=colours[line.way], markersize=6)
     for case, top in cases.items():
         model, size, batch, threads = case
-        # the end of a long path says most
-        name = model if len(model) <= MAX_MODEL_NAME_LENGTH else f"…{model[1 - MAX_MODEL_NAME_LENGTH :]}"
-        label, case_threads = sanitize_label(name, MAX_MODEL_NAME_LENGTH), format_count(threads, "thread")
+        label = sanitize_label(names[model], MAX_MODEL_NAME_LENGTH)
+        case_threads = format_count(threads, "thread")
         title = f"{label}  {format_image_size(size)} px, batch {batch}, {case_threads}"
         left.text(0.01, top - 0.55, title, fontsize=NOTE_POINTS, transform=left.get_yaxis_transform(), parse_math=False)
     speeds = [line.images_per_second.median for line in lines]

@@ -33,9 +33,9 @@ from vitrail.loaded_model import LoadedModel
 from vitrail.loading import open_model
 from vitrail.models.checks import check_count, find_image_config
 from vitrail.models.contract import find_image_model, takes_other_sizes
+from vitrail.models.preset_list import shorten_model_names
 from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.tasks.teacher import Teacher
-from vitrail.text import shorten_paths
 
 HEAD_NAMES = ("class head", "distillation head", "both heads")
 UNREADABLE = -1  # in place of a class
@@ -110,10 +110,8 @@ def compare(
     check_count("batch", batch)
     opened = [open_compared_model(each) for each in models]
     splits = open_comparison_data(opened, data)
-    compared = [
-        match_model_to_data_classes(each, name, splits)
-        for each, name in zip(opened, shorten_model_names(opened), strict=True)
-    ]
+    names = shorten_model_names([each.source for each in opened], taken=(TRUTH,))
+    compared = [match_model_to_data_classes(each, name, splits) for each, name in zip(opened, names, strict=True)]
     predictions = [
         predict_classes(each, get_validation_images(splits), batch, workers, device, strict, progress)
         for each in compared
@@ -281,7 +279,3 @@ def average_class_distillation_similarity(compared: ComparedModel, cosines: Tens
     *layers, end = cosines.double().mean(1).tolist()
     learned = F.cosine_similarity(compared.model.cls_token.float(), compared.model.dist_token.float(), dim=-1)
     return ClassDistillationSimilarity(compared.name, learned.item(), tuple(layers), end)
-
-
-def shorten_model_names(opened: Sequence[LoadedModel]) -> list[str]:
-    return shorten_paths([each.source for each in opened], taken=(TRUTH,))

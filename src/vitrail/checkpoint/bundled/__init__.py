@@ -1,4 +1,4 @@
-"""Small trained models inside the package, opened by name: cct_cifar10 and vit_fashion. See README.md."""
+"""Small trained models inside the package, opened by name. See README.md."""
 
 from pathlib import Path
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.options.groups import DATA, MODEL, SPEED
+from vitrail.cli.options.values import check_data_exists, check_model_exists
 
 TORCH_MODEL_HELP = "Name of a model (`vitrail models`), run folder, checkpoint of any layout, or hf-hub:OWNER/NAME."
 MODEL_HELP = TORCH_MODEL_HELP.replace(", or", ", exported folder or .onnx file, or")
@@ -29,14 +30,14 @@ IMAGE_SIZE_HELP = (
     "Resample the positions to another image size: 384, or rows x columns: 384x256. [default: the model's own]"
 )
 
-Model = Annotated[str, Parameter(name="MODEL", help=MODEL_HELP)]
-TorchModel = Annotated[str, Parameter(name="MODEL", help=TORCH_MODEL_HELP)]
+Model = Annotated[str, Parameter(name="MODEL", help=MODEL_HELP, validator=check_model_exists)]
+TorchModel = Annotated[str, Parameter(name="MODEL", help=TORCH_MODEL_HELP, validator=check_model_exists)]
 ConfigFields = Annotated[list[str] | None, Parameter(name="--set", negative=(), group=MODEL, help=SET_HELP)]
 PreprocessingFields = Annotated[list[str] | None, Parameter(negative=(), group=MODEL, help=PREPROCESSING_HELP)]
 Labels = Annotated[Path | None, Parameter(help=LABELS_HELP)]
 ImageSize = Annotated[str | None, Parameter(group=MODEL, help=IMAGE_SIZE_HELP)]
-Data = Annotated[str | None, Parameter(help=DATA_HELP)]
-ImageData = Annotated[str | None, Parameter(help=IMAGE_DATA_HELP)]
+Data = Annotated[str | None, Parameter(help=DATA_HELP, validator=check_data_exists)]
+ImageData = Annotated[str | None, Parameter(help=IMAGE_DATA_HELP, validator=check_data_exists)]
 ImageCount = Annotated[int, Parameter(name="--images", help="Number of images, evenly spaced over the data.")]
 Device = Annotated[str, Parameter(group=SPEED, help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 Batch = Annotated[int, Parameter(group=SPEED, help="Images per batch.")]

@@ -16,7 +16,7 @@ from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
 from vitrail.cli.usage_errors import check_arguments
 from vitrail.errors import ConfigError
 from vitrail.output_streams import get_binary_buffer
-from vitrail.text import format_count
+from vitrail.text import format_job_time
 
 if TYPE_CHECKING:
     from vitrail.export.description import OutputKind
@@ -125,10 +125,8 @@ class PredictFlags:
             **settings,
         ).run()
         if result.out is not None:
-            done = (
-                "complete" if result.was_complete else f"{format_count(result.images, 'image')}, {result.seconds:.1f} s"
-            )
-            print(f"{result.out}: {done}")
+            done = format_job_time(result.images, result.resumed, "image", result.seconds)
+            print(f"{result.out}: {'complete' if result.was_complete else done}")
         result.raise_if_failed()
 
     def progress_bar(self, total: int) -> AbstractContextManager[Callable[[int], object]]:

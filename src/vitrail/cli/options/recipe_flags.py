@@ -19,6 +19,7 @@ from vitrail.cli.options.groups import (
     TASK,
     TRANSLATION,
 )
+from vitrail.cli.options.values import convert_dtype
 from vitrail.errors import ConfigError
 from vitrail.recipes.caption_settings import CaptionSettings
 from vitrail.recipes.pretraining_settings import SETTINGS, TASKS_WITH_VIEWS
@@ -69,11 +70,12 @@ def make_flag(setting: Field[Any], hint: Any, group: Group, recipe: str) -> tupl
     """Name, type and default of a flag."""
     hint = tuple[float, float] if hint == tuple[float, ...] else hint
     scheduled = hint is Schedule
+    whole_number = convert_whole_number if int in (hint, *get_args(hint)) else None
     how = Parameter(
         help=setting.metadata["help"] + " START:END changes it during the run." * scheduled,
         group=group,
         negative=f"--no-{setting.name.replace('_', '-')}" if hint is bool else (),
-        converter=convert_whole_number if int in (hint, *get_args(hint)) else None,
+        converter=convert_dtype if setting.name == "precision" else whole_number,
         show_default=partial(describe_recipe_value, recipe, setting.name),
     )
     return setting.name, Annotated[(str if scheduled else hint) | None, how], None

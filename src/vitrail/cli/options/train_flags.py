@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.groups import DATA, DISTILLATION, MODEL, SPEED
+from vitrail.cli.options.groups import DATA, DISTILLATION, MODEL, SPEED, TRANSLATION
 from vitrail.cli.options.model_flags import Device, OptionalOut, RealLabels
-from vitrail.cli.options.recipe_flags import TASK_SETTINGS
-from vitrail.cli.options.values import check_minimum, parse_fields, parse_size
+from vitrail.cli.options.recipe_flags import TASK_SETTINGS, TEXT_FLAGS
+from vitrail.cli.options.values import (
+    check_data_exists,
+    check_minimum,
+    check_model_exists,
+    check_preset_exists,
+    parse_fields,
+    parse_size,
+)
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import Recipe, choose_recipe
@@ -25,6 +32,7 @@ TeacherModel = Annotated[
     Parameter(
         help="Trained model to learn from: a run folder, anything that `vitrail convert` reads (a convnet, too: "
         "`vitrail models 'resnet*'`), or timm:NAME, which timm downloads.",
+        validator=check_model_exists,
     ),
 ]
 TeacherCache = Annotated[
@@ -76,15 +84,15 @@ class TrainFlags:
     """
 
     data: str | None = None
-    model: str | None = None
-    init: str | None = None
+    model: Annotated[str | None, Parameter(validator=check_preset_exists)] = None
+    init: Annotated[str | None, Parameter(validator=check_model_exists)] = None
     image_size: Annotated[str | None, Parameter(group=MODEL)] = None
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=(), group=MODEL)] = None
     dropout: Annotated[float | None, Parameter(group=MODEL)] = None
     stochastic_depth: Annotated[float | None, Parameter(group=MODEL)] = None
     device: Device = "auto"
     workers: Annotated[int | None, Parameter(group=SPEED)] = None
-    threads: Annotated[int | Literal["auto"], Parameter(group=SPEED, show_choices=False, show_default=False)] = "auto"
+    threads: Annotated[int | Literal["auto"], Parameter(show_choices=False, show_default=False)] = "auto"
     cache: Annotated[float | None, Parameter(group=DATA)] = None
     val_share: Annotated[float | None, Parameter(group=DATA)] = None
     real: RealLabels = None
@@ -102,7 +110,7 @@ class TrainFlags:
         fields = {**parse_fields(self.fields), **self.given_rates}
         if self.image_size is not None:
             fields["image_size"] = parse_size(self.image_size)
-        return choose_recipe(
+        recipe = choose_recipe(
             name,
             changes,
             data=self.data,
@@ -113,6 +121,9 @@ class TrainFlags:
             fields=fields,
             default_model=default_model,
         )
+        if recipe.task.get("name") not in TEXT_FLAGS:  # they say themselves which files they expect
+            check_data_exists(None, self.data)
+        return recipe
 
     @property
     def language_pair(self) -> str | None:
@@ -220,7 +231,7 @@ class ImageOrTextFlags(RunFlags):
 
     data: str | None = None
     task: Literal["classification", "translation", "caption"] | None = None
-    pair: str | None = None
+    pair: Annotated[str | None, Parameter(group=TRANSLATION)] = None
     recipe: str | None = None
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vitrail.cli.options.groups import COMMON, FIRST_OPTIONS
+
 if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel
     from rich.console import Console, ConsoleOptions
@@ -50,7 +52,7 @@ class HelpFormatter:
 
         console.print(Text(f"\n{panel.title}", style="bold"))
         column = min(NAME_WIDTH, max(len(format_names(each)) for each in panel.entries))
-        for each in panel.entries:
+        for each in sorted(panel.entries, key=rank_entry) if panel.title == COMMON.name else panel.entries:
             names = format_names(each)
             lines = wrap_text(format_description(each), console.width - column - 5)
             lines = ["", *lines] if len(names) > column else lines
@@ -92,6 +94,11 @@ def wrap_text(text: str, width: int) -> list[str]:
     joined = re.sub(r"\[(recipe|default): (\S+)\]", "[\\1:\N{NO-BREAK SPACE}\\2]", text)
     lines = textwrap.wrap(joined, max(width, 20), break_on_hyphens=False, break_long_words=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
+
+
+def rank_entry(entry: "HelpEntry") -> int:
+    """The place of a common option; others follow in their own order."""
+    return next((place for place, name in enumerate(FIRST_OPTIONS) if name in entry.names), len(FIRST_OPTIONS))
 
 
 def format_names(entry: "HelpEntry") -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitrail.data.text.text_files import read_sentences, read_text_lines
-from vitrail.errors import ConfigError, DataError, describe_error
+from vitrail.errors import ConfigError, DataError, describe_error, find_nearest_name
 from vitrail.files import suggest_sibling
 from vitrail.text import abbreviate_list, format_count
 
@@ -90,7 +90,9 @@ def find_pair_files(path: Path) -> list[PartFiles]:
         raise DataError(f"{path} is one file; {EXPECTED_PAIRS}")
     parts = [part for part in list_parts(path.parent) if part.name == path.name] if path.parent.is_dir() else []
     if not parts:
-        raise DataError(f"{path} does not exist; {EXPECTED_PAIRS}{suggest_sibling(path)}")
+        nearest = find_nearest_name(path.name, ("tatoeba", "reversal"))
+        hint = f": did you mean {nearest!r}?" if nearest else suggest_sibling(path)
+        raise DataError(f"{path} does not exist; {EXPECTED_PAIRS}{hint}")
     return parts
 
 

@@ -35,8 +35,8 @@ from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank,
 from vitrail.loaded_model import LoadedModel
 from vitrail.loading import open_model
 from vitrail.models.checks import check_count, pair
+from vitrail.models.preset_list import shorten_model_names
 from vitrail.progress import track_progress
-from vitrail.text import shorten_paths
 
 MAE = "mae"  # the task of a run and the layout of a checkpoint
 GivenModel = str | Path | nn.Module | LoadedModel
@@ -164,7 +164,7 @@ def make_sources(
     loaded: Sequence[LoadedModel], layer: str | int, *, pixels: bool, untrained: bool
 ) -> tuple[list[FeatureSource], list[tuple[int, ...]], list[str]]:
     """The sources of all rows, the baselines of each by index, and notes; models with equal baselines share them."""
-    names = shorten_paths([each.source for each in loaded], taken=("raw pixels", "untrained"))
+    names = shorten_model_names([each.source for each in loaded], taken=("raw pixels", "untrained"))
     notes = list[str]()
     sources = [make_model_source(each, name, layer) for each, name in zip(loaded, names, strict=True)]
     of_model: list[list[int]] = [[] for _ in loaded]
