@@ -54,6 +54,11 @@ def test_training_on_a_folder_of_photos(photos: Path, capsys: pytest.CaptureFixt
     assert plan["recipe"]["ema"] == 0.9
     assert plan["steps"] == 8
     assert RunFolder(Path("run")).read_records()[-1]["step"] == 8
+    size = sum(path.stat().st_size for path in Path("run/model").iterdir()) / 1e6
+    assert out.splitlines()[-1] == f"send   run/model ({size:.1f} MB): all that others need to use the model"
+    Path("run/model").rename("sent")
+    shutil.rmtree("run")
+    assert vitrail.Predictor("sent").predict(photos / "val" / "ants" / "0.png").top[0].label in ("ants", "bees")
 
 
 def test_plan_is_written_before_the_first_step(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from vitrail.data.image_items import ImageItem
 from vitrail.errors import ConfigError, DataError
 from vitrail.figures import FigureFolder
 from vitrail.inspection.explain import Explainer
-from vitrail.inspection.explain_files import check_by_occlusion, explain_files
+from vitrail.inspection.explain_files import OcclusionCheck, check_by_occlusion, explain_files
 from vitrail.inspection.explain_options import ExplainOptions
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
@@ -41,6 +41,10 @@ def test_figures_are_written_and_unreadable_images_skipped(explainer: Explainer,
     assert done == [1, 1, 1]
     assert found[0].check == check_by_occlusion(explainer, photo, found[0].explanation)
     assert found[0].check is not None
+    assert OcclusionCheck(0.9, 0.1, 0.8).sentence.endswith("looked at least, 80.0%.")
+    assert OcclusionCheck(0.9, 0.8, 0.1).sentence.endswith(
+        "So this map says little: what it marks matters less than the rest."
+    )
     assert found[0].to_json()["check"]["without_most"] == found[0].check.without_most
     assert f"without the 30% least {found[0].check.without_least:.1%}" in str(found[0])
 

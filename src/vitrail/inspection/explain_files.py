@@ -36,10 +36,11 @@ class OcclusionCheck:
     @property
     def sentence(self) -> str:
         """The check in a caption."""
+        little = " So this map says little: what it marks matters less than the rest."
         return (
             f"Check: without the {REMOVED_SHARE:.0%} of the patches that it looked at most, {self.as_it_is:.1%} "
             f"becomes {self.without_most:.1%}; without the {REMOVED_SHARE:.0%} that it looked at least, "
-            f"{self.without_least:.1%}."
+            f"{self.without_least:.1%}.{little * (self.without_most >= self.without_least)}"
         )
 
     def __str__(self) -> str:
