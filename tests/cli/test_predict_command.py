@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.command_processes import drop_engine_notes, start_command, wait_for_exit
 from support.saved_models import LABELS, write_model_folder
@@ -48,6 +49,19 @@ def test_one_image_is_printed_as_a_table(vitrail_: Run, model: Path, photos: Pat
     assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
     several = vitrail_("predict", model, NAMES[0], NAMES[1], "--top", 99).out
     assert several.startswith("".join([f"{NAMES[0]}\n", *(f"  {line}\n" for line in lines), f"\n{NAMES[1]}\n"]))
+
+
+@pytest.mark.usefixtures("photos")
+def test_another_image_size_resamples_the_positions(vitrail_: Run, model: Path) -> None:
+    expected = vitrail.Predictor(
+        vitrail.load(model, image_size=64), labels=LABELS, preprocessing=vitrail.describe(model).preprocessing
+    )
+    result = vitrail_("predict", model, NAMES[0], "--image-size", 64)
+    assert (result.code, drop_engine_notes(result.err)) == (0, "")
+    assert result.out == f"{expected.predict(NAMES[0])}\n"
+    assert result.out != vitrail_("predict", model, NAMES[0]).out
+    assert vitrail_("embed", model, NAMES[0], "--image-size", 64, "--features", "tokens", "-o", "tokens.npy").code == 0
+    assert np.load("tokens.npy").shape[:2] == (1, expected.features(NAMES[0], "tokens").shape[0])
 
 
 def test_every_format_to_a_file(vitrail_: Run, model: Path, photos: Path) -> None:
@@ -164,6 +178,9 @@ BAD = {
     "photos --exact --fast": "--exact with --fast, which is not exact; use one of them",
     "photos --exact --engine int8": "--exact with --engine int8, which is not exact",
     "photos --labels nowhere.txt": "--labels nowhere.txt cannot be read: ",
+    "photos --labels imagenet": "1000 labels for 3 classes; expected one per class",
+    "photos --image-size 384px": "--image-size '384px'; expected pixels such as 384",
+    "photos --preprocessing image_size=384": "--preprocessing image_size=384; expected --image-size",
     "photos --labels there.csv": "0 labels for 3 classes; expected one per class",
 }
 

@@ -1,7 +1,7 @@
 """Few-shot classification by regularised least squares in closed form, as in big_vision's fewshot_lsr.
 
-Features are standardised by all images of the bank, whose labels take no part. By the few shots alone, as big_vision
-does with 1,000 classes, every feature of two images would become −1 or 1, however little it says.
+Features are standardised by the shots of all classes, as in big_vision. Of two images, every feature would become −1 or
+1, however little it says: if there are only a few, all images of the bank are used, whose labels take no part.
 N images, D width, C classes.
 """
 
@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.evaluation.feature_rows import FeatureRows, compute_mean_and_std, iterate_rows, take_rows
+from vitrail.evaluation.feature_rows import STD_OFFSET, FeatureRows, compute_mean_and_std, iterate_rows, take_rows
 
 REGULARISATION = 2.0**10  # λ
 BIAS_COLUMN = 100.0  # large, so that the bias is hardly regularised
 QUERIES_AT_ONCE = 4096
+MIN_IMAGES_FOR_STD = 10
 
 
 def measure_few_shot(
@@ -32,13 +33,13 @@ def measure_few_shot(
 ) -> dict[int, tuple[float, ...]]:
     """Accuracy on the queries for each number of shots, by seed."""
     found: dict[int, list[float]] = {count: [] for count in shots}
-    mean, std = compute_mean_and_std(bank)
+    of_bank = compute_mean_and_std(bank) if classes * min(shots, default=1) < MIN_IMAGES_FOR_STD else None
     for seed in seeds:
         by_class = permute_classes(labels, classes, seed)
         for count in shots:
             chosen = np.concatenate([indices[:count] for indices in by_class])
-            few = take_rows(bank, chosen)
-            predicted = classify_by_least_squares(few, labels[chosen], queries, classes, mean=mean, std=std)
+            few, known = take_rows(bank, chosen), of_bank if len(chosen) < MIN_IMAGES_FOR_STD else None
+            predicted = classify_by_least_squares(few, labels[chosen], queries, classes, known)
             found[count].append(float((predicted == query_labels).mean()))
     return {count: tuple(accuracies) for count, accuracies in found.items()}
 
@@ -50,10 +51,15 @@ def permute_classes(labels: NDArray[np.int64], classes: int, seed: int) -> list[
 
 
 def classify_by_least_squares(
-    features: Tensor, labels: NDArray[np.int64], queries: FeatureRows, classes: int, *, mean: Tensor, std: Tensor
+    features: Tensor,
+    labels: NDArray[np.int64],
+    queries: FeatureRows,
+    classes: int,
+    mean_and_std: tuple[Tensor, Tensor] | None = None,
 ) -> NDArray[np.int64]:
-    """The class of each query, from features (N, D) with labels (N,); both are standardised by mean and std (D,)."""
-    features, mean, std = features.double(), mean.double(), std.double()
+    """The class of each query, from features (N, D) with labels (N,); by default they standardise both."""
+    features = features.double()
+    mean, std = mean_and_std or (features.mean(0), features.std(0, correction=0) + STD_OFFSET)
     targets = 2 * F.one_hot(torch.from_numpy(labels), classes).double() - 1
     weights = solve_ridge(append_bias_column((features - mean) / std), targets)
     predicted = list[Tensor]()
