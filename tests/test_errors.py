@@ -113,7 +113,11 @@ GIT = {"url": "https://example.org/vitrail.git", "vcs_info": {"vcs": "git", "com
 @pytest.mark.parametrize(
     ("origin", "command", "again"),
     [
-        ({"dir_info": {}}, "cd 'a clone' && pip install -c constraints.txt '.[text]'", "pip install"),
+        (
+            {"dir_info": {}},
+            "cd 'a clone' && pip install -c constraints.txt '.[text]'",
+            "cd 'a clone' && pip install -c constraints.txt .",
+        ),
         (
             {"dir_info": {"editable": True}},
             "cd 'a clone' && pip install -c constraints.txt -e '.[text]'",

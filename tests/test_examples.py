@@ -45,7 +45,7 @@ def test_demo(tmp_path: Path) -> None:
         assert f"\n{label} " in table
     assert (folder / "curves.png").exists()
     assert (folder / "model" / "model.safetensors").exists()
-    assert "Explanations" in (folder / "report.html").read_text("utf-8")
+    assert "What the model looked at" in (folder / "report.html").read_text("utf-8")
     figure, report = done.stdout.splitlines()[-2:]
     assert figure == "figure  runs/demo-2/explained/dress.grad-rollout.png"
     assert report.startswith("report  runs/demo-2/report.html")

@@ -125,12 +125,10 @@ def test_an_export_takes_the_preprocessing_that_fits_its_file(exported: ExportFi
     with pytest.raises(ConfigError, match=r"`image_size` 64×64 for .*, which was exported for images of 48×32; export"):
         open_model(exported("onnx"), image_size=64)
     assert open_model(exported("any size"), image_size=64).preprocessing.image_size == (64, 64)
-    for given, message in (
-        ({"preprocessing": {"mean": (0.5,) * 3}}, "another mean or std"),
-        ({"image_size": 50}, "multiples of 16"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            open_model(exported("any size"), **given)
+    with pytest.raises(ConfigError, match="another mean or std"):
+        open_model(exported("any size"), preprocessing={"mean": (0.5,) * 3})
+    with pytest.raises(ConfigError, match="multiples of 16"):
+        open_model(exported("any size"), image_size=50)
     with pytest.raises(ConfigError, match=r"heads=… for .*, which is exported and complete"):
         open_model(exported("onnx"), fields={"heads": 2})
 

@@ -14,7 +14,7 @@ import vitrail
 from vitrail.checkpoint.bundled import BUNDLED_FOLDER, find_bundled_model, list_bundled_models
 from vitrail.data.text.batches import EncodedPairs
 from vitrail.data.text.pairs import SentencePairs
-from vitrail.errors import CheckpointError
+from vitrail.errors import CheckpointError, CheckpointWarning
 from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
 from vitrail.evaluation.evaluation_data import find_default_data
 from vitrail.evaluation.text_evaluation import open_text_evaluation
@@ -50,7 +50,7 @@ def test_the_readme_says_how_each_was_made() -> None:
     for name in NAMES:
         section = get_section(name)
         assert re.search(r"vitrail train .*--seed \d+", section), "the command and its seed"
-        assert re.search(r"\d+\.\d+ % on |BLEU \d+\.\d+ on ", section), "the accuracy"
+        assert re.search(r"\d+\.\d+% on |BLEU \d+\.\d+ on ", section), "the accuracy"
         assert "Licence" in section
         assert "Data" in section
 
@@ -86,7 +86,7 @@ def test_vit_fashion_is_as_accurate_as_the_readme_says() -> None:
     opened = open_checkpoint_evaluation("vit_fashion", device="cpu")  # without data: that it was trained on
     assert opened.data == "fashion"
     result = opened.run(batch=250, workers=0, strict=True, progress=lambda _: None)
-    assert f"{result.top1 * 100:.1f} % on the {len(opened.images):,} test images" in get_section("vit_fashion")
+    assert f"{result.top1 * 100:.1f}% on the {len(opened.images):,} test images" in get_section("vit_fashion")
 
 
 def test_transformer_tatoeba_translates() -> None:
@@ -120,7 +120,8 @@ def test_an_existing_path_wins_over_a_name(tmp_path: Path, monkeypatch: pytest.M
     own = vitrail.create("vit_tiny_patch16_224", image_size=32, width=12, depth=1, classes=3)
     vitrail.save(own, "vit_fashion", preprocessing=vitrail.Preprocessing(image_size=32))
     assert find_bundled_model("vit_fashion") is None
-    assert vitrail.load("vit_fashion").config.classes == 3
+    with pytest.warns(CheckpointWarning, match="which is used instead of the model of this name"):
+        assert vitrail.load("vit_fashion").config.classes == 3
     assert identify_model("vit_fashion")["model"] == str(tmp_path / "vit_fashion")
 
 

@@ -74,8 +74,8 @@ def test_no_row_is_lost_or_repeated_when_one_of_three_is_killed(
         processes = [start_command(words, stderr=Path(f"stderr{n}")) for n in range(3)]
         killed = kill_process(chance.choice(processes), chance.uniform(0, 0.5))
         for number, each in enumerate(processes):
-            code = wait_for_exit(each)
-            text = Path(f"stderr{number}").read_text()
+            code, stderr = wait_for_exit(each), Path(f"stderr{number}")
+            text = stderr.read_text() if stderr.exists() else ""  # it may be killed before it opens the file
             assert code in (0, 2, -9), text
             assert code != 2 or "is in use by another process" in text, text
         assert killed or Path("out.csv").exists()

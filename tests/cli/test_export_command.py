@@ -154,6 +154,7 @@ def test_family_without_dynamic_sizes_is_exported_for_one_size(
 
     import vitrail.checkpoint.reading as reading
 
+    Path("model").touch()
     model = make_toy_model("vit")
     model.config = SimpleNamespace(image_size=(48, 32), channels=3, classes=5)
     description = SimpleNamespace(config={}, preprocessing=PREPROCESSING, labels=None, provenance={})

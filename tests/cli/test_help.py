@@ -133,7 +133,7 @@ def test_the_settings_of_a_command_follow_the_common_ones(vitrail_: Run, command
 def test_the_values_of_the_default_recipe_are_shown() -> None:
     shown = {each.names[0]: format_description(each) for each in list_options("train") if each.names}
     recipe = open_recipe("fashion").to_flat_dict()
-    assert shown["--epochs"].endswith(f"[recipe: {recipe['epochs']}]")
+    assert shown["--epochs"].endswith(f"[recipe: {recipe['epochs']:g}]")
     assert shown["--lr"].endswith(f"[recipe: {recipe['lr']:g}]")
     assert shown["--optimizer"].endswith(f"[choices: adamw, sgd, muon, lars] [recipe: {recipe['optimizer']}]")
     assert shown["--compile"].endswith("[recipe: off]")

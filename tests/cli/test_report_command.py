@@ -52,7 +52,7 @@ def test_report_of_a_run(vitrail_: Run, tmp_path: Path) -> None:
         *("Results", "Accuracy per class", "Confusion and calibration", "Samples", "Training"),
     ]
     assert page.count("<figure") == 2 + 1 + 2 + 7, "confusion and calibration, samples, maps, model"
-    assert [row[1] for row in read_prediction_rows(page)] == ["ants", "cats"], "of different classes"
+    assert sorted(row[1] for row in read_prediction_rows(page)) == ["ants", "cats"], "of different classes"
     accuracy = re.search(r"Top-1 accuracy (\d+\.\d+%) on 6 validation images of data\.", page)
     assert accuracy is not None
     assert f"<td>top-1 accuracy</td><td class=r>{accuracy[1]}</td>" in page
@@ -95,7 +95,7 @@ BAD = {
     "-o report.txt": "--out report.txt; expected a file name that ends in .html",
     "-o report": "--out report; expected a file name that ends in .html",
     "-o photos/0.png/report.html": "cannot make the folder photos/0.png: ",
-    "-o folder.html": "--out folder.html is a folder; expected the name of a page",
+    "-o folder.html": "--out folder.html is a folder; expected the name of a file",
     "--images 0": "--images 0; expected at least 1",
     "--explained -1": "--explained -1; expected at least 0",
     "--batch 0": "--batch 0; expected at least 1",

@@ -12,6 +12,7 @@ import pytest
 
 import vitrail
 from vitrail.models import FAMILIES, catalog
+from vitrail.models.preset_list import resolve_alias
 
 Run = Callable[..., Any]
 
@@ -65,6 +66,12 @@ def text_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setitem(sys.modules, "vitrail.models.toytext", module)
     spec.loader.exec_module(module)
     monkeypatch.setattr(catalog, "FAMILIES", (*FAMILIES, "toytext"))
+
+    def resolve_toy(name: str) -> str | None:
+        return name if name == "toy_text" else resolve_alias(name)
+
+    for module_name in ("checkpoint.argument_order", "models.pretrained"):  # which read the list of presets
+        monkeypatch.setattr(f"vitrail.{module_name}.resolve_alias", resolve_toy)
     model = vitrail.create("toy_text")
     vitrail.save(model, tmp_path / "model")
     return model

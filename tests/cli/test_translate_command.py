@@ -292,7 +292,7 @@ def test_a_mistyped_file_is_not_a_sentence(
     monkeypatch.chdir(tmp_path)
     for name in ("sentence.de", "two_words"):
         Path(name).write_text("1 2\n")
-    done = vitrail_("translate", "model", given, "-o", "out.txt")
+    done = vitrail_("translate", "vit_fashion", given, "-o", "out.txt")
     assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done
     assert re.search(expected, done.err)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sentence.de", "two_words"]

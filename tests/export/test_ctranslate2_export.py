@@ -197,7 +197,7 @@ def test_other_languages_are_checked_on_random_tokens() -> None:
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     loaded = make_translator()
-    with pytest.raises(ConfigError, match=r"needs ctranslate2.* run: pip install 'vitrail\[ctranslate2\]'$"):
+    with pytest.raises(ConfigError, match=r"needs ctranslate2.* run: .*pip install .*\[ctranslate2\]'$"):
         export(loaded, tmp_path / "out")
 
 

@@ -226,7 +226,7 @@ def test_look_and_report(classes: int, tmp_path: Path) -> None:
     _, _, sections = build_model_report(
         subject, "a model", [ImageItem(photo(n), f"photo {n}") for n in range(2)], explained=1
     )
-    assert "Explanations" in [section.title for section in sections]
+    assert "What the model looked at" in [section.title for section in sections]
 
 
 def test_queries_by_layer() -> None:

@@ -82,7 +82,7 @@ def test_every_family(kind: str) -> None:
 def test_every_figure_has_units() -> None:
     units = {
         "position_similarity": "cosine similarity",
-        "filters": "component: share of the filters' variance (%)",
+        "filters": "principal component: share of the filters' variance",
         "attention_distance": "distance (pixels)",
         "token_norms": "token norm",
         "token_similarity": "cosine similarity",

@@ -167,7 +167,7 @@ def test_maps_between_windows() -> None:
     assert expected.std() > 0.01
     found = subject.explain(PHOTO, "windows", layer=0, token="1,0", head="all")
     np.testing.assert_allclose(found.maps.reshape(2, 8), expected[:, 2], rtol=1e-3)
-    assert found.options.description == "windows from window 1,0"
+    assert found.options.description == "attention between windows in layer 0, each head"
     of_all = subject.explain(PHOTO, "windows", layer=0).map
     assert of_all.shape == (4, 2)
     np.testing.assert_allclose(of_all.ravel(), expected.mean((0, 1)), rtol=1e-3)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.layers.positions import sinusoid_2d
+from vitrail.models.parts.vit_positions import FIXED_TABLES
 from vitrail.models.vit import ViT, ViTConfig
 
 TOY = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, classes=5)
@@ -115,6 +116,8 @@ def test_shapes_for_any_config(drawn: dict[str, Any]) -> None:
     grid, (kind, place) = drawn.pop("grid"), drawn.pop("kind")
     size = tuple(n * p for n, p in zip(grid, drawn["patch_size"], strict=True))
     drawn["class_token"] = drawn["class_token"] or drawn["pool"] == "class"
+    has_table = kind in ("learned", *FIXED_TABLES) and (drawn["class_token"] or drawn["registers"])
+    drawn["prefix_positions"] = drawn["prefix_positions"] or not has_table
     config = ViTConfig(**drawn, image_size=size, width=16, positions=kind, positions_at=place)
     assert ViTConfig(**asdict(config)) == config
     model = add_weight_noise(ViT(config))

@@ -230,7 +230,7 @@ def test_folder_with_missing_files(own: Path, exported: ExportFinder) -> None:
 
 def test_without_onnx_runtime(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match=r"needs onnxruntime, .* pip install 'vitrail\[export\]'$"):
+    with pytest.raises(ConfigError, match=r"needs onnxruntime, .* pip install .*\[export\]'$"):
         Predictor(exported("onnx"))
 
 

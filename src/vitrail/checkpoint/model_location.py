@@ -38,6 +38,12 @@ def locate_or_download_checkpoint(path: str | Path) -> Path:
     return Path(path)
 
 
+def check_model_exists(name: str) -> None:
+    """Refuse a path that does not exist; a name with a colon is not a path, but checked when it is opened."""
+    if name and ":" not in name and not is_model_name(name):
+        refuse_missing_path(name)
+
+
 def refuse_missing_path(path: str | Path) -> None:
     """An error for a path that does not exist, with the nearest file next to it or the nearest name of a model."""
     try:

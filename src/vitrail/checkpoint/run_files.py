@@ -1,12 +1,13 @@
 """The files of a run folder, as far as opening its model needs them. Reading them never imports torch."""
 
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ConfigError, describe_error
-from vitrail.files import read_text
+from vitrail.files import read_text, suggest_sibling
 from vitrail.json_yaml import parse_json, verify_and_remove_checksum
 
 PLAN_FILE, LOG_FILE, CURVES_FILE = "run.json", "log.jsonl", "curves.png"
@@ -29,6 +30,13 @@ class FinishedRun:
 
 def is_run_folder(folder: Path) -> bool:
     return (folder / PLAN_FILE).is_file()
+
+
+def check_run_exists(folder: Path) -> None:
+    if not os.path.lexists(folder):
+        raise ConfigError(
+            f"{folder} does not exist; expected a folder that `vitrail train` wrote{suggest_sibling(folder)}"
+        )
 
 
 def is_run_finished(folder: Path) -> bool:

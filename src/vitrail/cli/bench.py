@@ -1,18 +1,14 @@
 """vitrail bench: measure how fast models run on this machine."""
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.values import check_model_exists, parse_fields, parse_integers, parse_size, split_commas
+from vitrail.cli.options.values import parse_fields, parse_integers, parse_size, split_commas
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import prepare_figure_folder, write_and_print_benchmark
 from vitrail.errors import ConfigError
 
 
 def bench(
-    *models: Annotated[str, Parameter(required=True, validator=check_model_exists)],
+    *models: flags.Models,
     engines: str | None = None,
     batches: str = "1,8",
     threads: str = "2",

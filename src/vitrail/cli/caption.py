@@ -11,7 +11,6 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import SPEED
 from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.options.search_flags import SearchFlags
-from vitrail.cli.options.values import check_model_exists
 from vitrail.cli.output.messages import print_error
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import open_figure_output
@@ -20,18 +19,9 @@ from vitrail.errors import ConfigError
 from vitrail.output_streams import get_binary_buffer
 from vitrail.text import escape_unprintable
 
-RunOfCaptions = Annotated[
-    str,
-    Parameter(
-        name="MODEL",
-        help="Run folder of `vitrail train --task caption`, or the folder of its model.",
-        validator=check_model_exists,
-    ),
-]
-
 
 def caption(
-    model: RunOfCaptions,
+    model: flags.TextModel,
     /,
     *images: Images,
     search: Annotated[SearchFlags | None, Parameter(name="*")] = None,
@@ -57,6 +47,8 @@ def caption(
 
     Parameters
     ----------
+    model
+        Run folder of `vitrail train --task caption`, or the folder of its model.
     out
         Folder for PHOTO.words.png; a page for a name that ends in .html, and one figure for .png, .svg or .pdf.
     layer

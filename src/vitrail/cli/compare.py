@@ -1,25 +1,14 @@
 """vitrail compare: measure how often models disagree."""
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.values import check_minimum, check_model_exists, parse_fields
+from vitrail.cli.options.values import check_minimum, parse_fields
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import prepare_figure_folder, print_report
 
 
 def compare(
-    *models: Annotated[
-        str,
-        Parameter(
-            required=True,
-            help="Models as for `vitrail eval`, or timm:NAME, which timm downloads.",
-            validator=check_model_exists,
-        ),
-    ],
+    *models: flags.Models,
     data: flags.Data = None,
     out: flags.OptionalOut = None,
     fields: flags.ConfigFields = None,
@@ -47,6 +36,8 @@ def compare(
 
     Parameters
     ----------
+    models
+        Models as for `vitrail eval`, or timm:NAME, which timm downloads.
     out
         Folder for comparison.png and comparison.json.
     """

@@ -35,7 +35,7 @@ def convert(
     patch_size: Annotated[str | None, Parameter(group=MODEL)] = None,
     classes: int | None = None,
     policy: Annotated[Literal["timm", "deit", "google", "torchvision", "dino"] | None, Parameter(group=MODEL)] = None,
-    dtype: Annotated[Literal["float32", "float16", "bfloat16"] | None, Parameter(converter=convert_dtype)] = None,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, Parameter(converter=convert_dtype)] = None,
     labels: flags.Labels = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,

@@ -6,23 +6,14 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA
-from vitrail.cli.options.values import (
-    check_data_exists,
-    check_minimum,
-    check_model_exists,
-    parse_fields,
-    parse_integers,
-)
+from vitrail.cli.options.values import check_data_exists, check_minimum, parse_fields, parse_integers
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.results import prepare_figure_folder, print_report
 from vitrail.errors import ConfigError
 
 
 def probe(
-    *models: Annotated[
-        str,
-        Parameter(required=True, help="Models as for `vitrail eval`; they need no head.", validator=check_model_exists),
-    ],
+    *models: flags.Models,
     data: Annotated[
         list[str] | None,
         Parameter(negative=(), help=f"{flags.DATA_HELP[:-1]}; may be repeated]", validator=check_data_exists),
@@ -60,6 +51,8 @@ def probe(
 
     Parameters
     ----------
+    models
+        Models as for `vitrail eval`; they need no head.
     knn
         Numbers of neighbours, separated by commas. [default: 10,20,100,200, as far as there are so many images]
     shots

@@ -21,8 +21,8 @@ def runs(
     Validation top-1 and loss are those of the last evaluation, best top-1 is the highest of all evaluations, and train
     loss is the loss on the training images. A distilled run also has the name of its teacher.
     If there are runs of other tasks, every row names its metric; its best value may be the lowest one.
-    A run is finished, stopped (killed, or still training), or damaged, with the reason. Its features may have collapsed
-    at a step that is named.
+    A run is finished, stopped (killed, or still training), or damaged, with the reason. The step at which
+    features collapsed is listed, too.
 
     Examples::
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.options.recipe_flags import TrainRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import ImageOrTextFlags, RunFlags
-from vitrail.cli.options.values import check_run_exists, parse_fields
+from vitrail.cli.options.values import parse_fields
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import Recipe, open_recipe
 
@@ -88,8 +88,10 @@ def start_or_resume(command: TrainingCommand, flags: RunFlags | None, settings: 
 
 def resume(flags: RunFlags, length: dict[str, Any]) -> None:
     """Continue a run, with a new length or its own, and do what follows."""
+    from vitrail.checkpoint.run_files import check_run_exists
+
     assert flags.resume is not None
-    check_run_exists(flags.resume)
+    check_run_exists(flags.resume)  # before torch is imported
 
     from vitrail.study.follow_up import run_follow_up
     from vitrail.train.run import resume_run

@@ -8,21 +8,12 @@ from cyclopts import Parameter
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.search_flags import SearchFlags
-from vitrail.cli.options.values import check_model_exists
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
 from vitrail.cli.output.progress import progress_bar
 from vitrail.errors import ConfigError
 from vitrail.output_streams import get_binary_buffer
 from vitrail.text import format_job_time
 
-RunOfTranslation = Annotated[
-    str,
-    Parameter(
-        name="MODEL",
-        help="Name of a bundled model, run folder of `vitrail train --data PAIRS`, or the folder of its model.",
-        validator=check_model_exists,
-    ),
-]
 Texts = Annotated[
     str,
     Parameter(
@@ -36,7 +27,7 @@ Texts = Annotated[
 
 
 def translate(
-    model: RunOfTranslation,
+    model: flags.TextModel,
     /,
     *texts: Texts,
     search: Annotated[SearchFlags | None, Parameter(name="*")] = None,
@@ -62,6 +53,8 @@ def translate(
 
     Parameters
     ----------
+    model
+        Name of a bundled model, run folder of `vitrail train --data PAIRS`, or the folder of its model.
     kind
         Format of the results. [default: by the suffix of OUT (.txt, .jsonl, .csv, .tsv), else text]
     out

@@ -1,8 +1,10 @@
 """Open a data set by name, by folder or from an object: training and validation images with their classes."""
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -156,6 +158,13 @@ def check_data_folder(where: str | Path) -> Path:
         hint = ": unpack it first" if path.name.lower().endswith(ARCHIVE_SUFFIXES) else ""
         raise DataError(f"{path} is a file; {EXPECTED_DATA}{hint}")
     raise missing_data_error(str(where))
+
+
+def check_data_exists(name: str, built_in: Collection[str]) -> None:
+    """Refuse data that does not exist. Sentence pairs may be named by the beginning of their files."""
+    place, known = Path(name), name in (*BUILT_IN_DATASETS, *built_in) or os.path.lexists(name)
+    if name and not known and not any(place.parent.glob(f"{escape(place.name)}.*")):
+        raise missing_data_error(name)
 
 
 def missing_data_error(where: str) -> DataError:

@@ -155,6 +155,12 @@ def list_model_names() -> list[str]:
     return [*sorted(known, key=lambda name: name not in table), *aliases]
 
 
+def check_preset_exists(name: str) -> None:
+    """Refuse an unknown model, unless it is one from outside the package: file.py:preset."""
+    if name and ":" not in name and resolve_alias(name) is None:
+        raise unknown_model_error(name)
+
+
 def unknown_model_error(given: str) -> ConfigError:
     """Error that suggests the nearest name; there are too many names to list them."""
     nearest = find_nearest_name(given, list_model_names())

@@ -260,7 +260,7 @@ def open_recipe(name: str) -> Recipe:
 
     >>> recipe = vitrail.open_recipe("fashion").with_settings({"epochs": 1, "lr": 1e-3})
     >>> recipe.loop.epochs
-    1
+    1.0
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the recipe is {name!r}; expected a name, for example 'fashion', or a .yaml file")

@@ -103,7 +103,7 @@ def parse_schedule(value: Any, name: str) -> Schedule:
 def format_setting(name: str, value: Any) -> str:
     """A setting for a report: 'weight_decay 0.04 to 0.4' if it has a schedule."""
     if not isinstance(value, Schedule) and not (isinstance(value, Mapping) and "start" in value):
-        return f"{name} {value}"
+        return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
     schedule = parse_schedule(value, name)
     return f"{name} {schedule.start}{'' if schedule.end is None else f' to {schedule.end}'}"
 

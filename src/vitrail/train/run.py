@@ -267,7 +267,7 @@ def describe_plan(plan: Plan, request: Request) -> list[str]:
     hidden = (*HIDDEN_SETTINGS, *(list_setting_names("distillation") if request.teacher is None else ()))
     default = Recipe().to_flat_dict()
     settings = [
-        f"{name} {value}"
+        format_setting(name, value)
         for name, value in recipe.to_flat_dict().items()
         if value != default[name] and name not in hidden and name not in recipe.schedules
     ]

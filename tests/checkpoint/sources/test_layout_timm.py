@@ -111,7 +111,8 @@ def test_heads_are_read_from_the_file_name(tmp_path: Path) -> None:
     save_file(theirs.state_dict(), tmp_path / "vit_base_patch16_gap_224.some_tag.safetensors")
     checkpoint = read(tmp_path / "vit_base_patch16_gap_224.some_tag.safetensors")
     assert checkpoint.model.config.heads == 16
-    assert checkpoint.report.assumed == {"preprocessing": "mean 0.5, crop 0.9, bicubic"}  # the tag is not one of timm's
+    # the tag is not one of timm's
+    assert checkpoint.report.assumed == {"preprocessing": "mean 0.5, crop 0.9, bicubic", "labels": "imagenet"}
 
 
 def test_models_with_other_tensors_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.options.groups import DATA, MODEL, SPEED
-from vitrail.cli.options.values import check_data_exists, check_model_exists
+from vitrail.cli.options.values import check_data_exists, check_model_exists, check_preset_exists
 
 TORCH_MODEL_HELP = "Name of a model (`vitrail models`), run folder, checkpoint of any layout, or hf-hub:OWNER/NAME."
 MODEL_HELP = TORCH_MODEL_HELP.replace(", or", ", exported folder or .onnx file, or")
@@ -32,6 +32,10 @@ IMAGE_SIZE_HELP = (
 
 Model = Annotated[str, Parameter(name="MODEL", help=MODEL_HELP, validator=check_model_exists)]
 TorchModel = Annotated[str, Parameter(name="MODEL", help=TORCH_MODEL_HELP, validator=check_model_exists)]
+Models = Annotated[str, Parameter(required=True, validator=check_model_exists)]  # each command says which
+TextModel = Annotated[str, Parameter(name="MODEL", validator=check_model_exists)]
+StartModel = Annotated[str | None, Parameter(validator=check_model_exists)]
+Preset = Annotated[str | None, Parameter(validator=check_preset_exists)]
 ConfigFields = Annotated[list[str] | None, Parameter(name="--set", negative=(), group=MODEL, help=SET_HELP)]
 PreprocessingFields = Annotated[list[str] | None, Parameter(negative=(), group=MODEL, help=PREPROCESSING_HELP)]
 Labels = Annotated[Path | None, Parameter(help=LABELS_HELP)]

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.options.groups import DATA, DISTILLATION, MODEL, SPEED, TRANSLATION
-from vitrail.cli.options.model_flags import Device, OptionalOut, RealLabels
+from vitrail.cli.options.model_flags import Device, OptionalOut, Preset, RealLabels, StartModel
 from vitrail.cli.options.recipe_flags import TASK_SETTINGS, TEXT_FLAGS
-from vitrail.cli.options.values import (
-    check_data_exists,
-    check_minimum,
-    check_model_exists,
-    check_preset_exists,
-    parse_fields,
-    parse_size,
-)
+from vitrail.cli.options.values import check_data_exists, check_minimum, check_model_exists, parse_fields, parse_size
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import Recipe, choose_recipe
@@ -84,8 +77,8 @@ class TrainFlags:
     """
 
     data: str | None = None
-    model: Annotated[str | None, Parameter(validator=check_preset_exists)] = None
-    init: Annotated[str | None, Parameter(validator=check_model_exists)] = None
+    model: Preset = None
+    init: StartModel = None
     image_size: Annotated[str | None, Parameter(group=MODEL)] = None
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=(), group=MODEL)] = None
     dropout: Annotated[float | None, Parameter(group=MODEL)] = None

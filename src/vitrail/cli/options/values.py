@@ -1,10 +1,8 @@
 """Parse the values of options: FIELD=VALUE, sizes, lists with commas, files of labels, paths that must exist."""
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,40 +21,23 @@ def convert_dtype(hint: Any, tokens: Sequence[Token]) -> Any:
 
 
 def check_model_exists(_: object, name: str | None) -> None:
-    """Refuse a path that does not exist before torch is imported. A name with a colon is not a path."""
-    from vitrail.checkpoint.argument_order import is_model_name
-    from vitrail.checkpoint.model_location import refuse_missing_path
+    """Refuse a model that does not exist before torch is imported."""
+    from vitrail.checkpoint.model_location import check_model_exists
 
-    if name and ":" not in name and not is_model_name(name):
-        refuse_missing_path(name)
+    check_model_exists(name or "")
 
 
 def check_preset_exists(_: object, name: str | None) -> None:
-    """Refuse an unknown model before torch is imported, unless it is one of your own: file.py:preset."""
-    from vitrail.models.preset_list import resolve_alias
-    from vitrail.models.pretrained import unknown_model_error
+    from vitrail.models.pretrained import check_preset_exists
 
-    if name and ":" not in name and resolve_alias(name) is None:
-        raise unknown_model_error(name)
+    check_preset_exists(name or "")
 
 
 def check_data_exists(_: object, given: str | Sequence[str] | None) -> None:
-    """Refuse data that does not exist before torch is imported. Sentence pairs may be named by their beginning."""
-    from vitrail.data.datasets import BUILT_IN_DATASETS, missing_data_error
+    from vitrail.data.datasets import check_data_exists
 
-    built_in = (*BUILT_IN_DATASETS, *BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS)
     for name in [given] if isinstance(given, str) else given or ():
-        place, known = Path(name), name in built_in or os.path.lexists(name)
-        if name and not known and not any(place.parent.glob(f"{escape(place.name)}.*")):
-            raise missing_data_error(name)
-
-
-def check_run_exists(folder: Path) -> None:
-    """Refuse a run that does not exist before torch is imported."""
-    if not os.path.lexists(folder):
-        raise ConfigError(
-            f"{folder} does not exist; expected a folder that `vitrail train` wrote{suggest_sibling(folder)}"
-        )
+        check_data_exists(name, (*BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS))
 
 
 def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
