@@ -49,7 +49,7 @@ class WordTokens:
 
 def make_bushy_tree() -> BeamTree:
     """Five beginnings per step, with parents and ends drawn at random."""
-    random, nodes = Random(0), list[BeamNode]()
+    random, nodes = Random(3), list[BeamNode]()
     live: Sequence[BeamNode | None] = [None]
     for length in range(1, 7):
         added = list[BeamNode]()
