@@ -192,7 +192,8 @@ def draw_patch_outlines(axes: Any, box: PixelBox, chosen: NDArray[np.bool_]) -> 
     segments = np.array([*across, *down]).reshape(-1, 2, 2) * ((right - left) / w, (bottom - top) / h)
     segments += (left - 0.5, top - 0.5)
     for color, width in (("black", 1.6), ("white", 0.8)):
-        axes.add_collection(LineCollection(list(segments), colors=color, linewidths=width, capstyle="round"), autolim=False)
+        lines = LineCollection(list(segments), colors=color, linewidths=width, capstyle="round")
+        axes.add_collection(lines, autolim=False)
 
 
 def draw_outline(axes: Any, box: PixelBox) -> None:
