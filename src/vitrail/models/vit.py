@@ -16,7 +16,7 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.models.checkpoint_side import CheckpointSide
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, check_used, pair
+from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.family import Family
 from vitrail.models.init import init_layers, lecun_normal_
@@ -64,9 +64,6 @@ class ViTConfig:
             raise ConfigError("pool 'class' without a class token; expected class_token=True or another pool")
         if self.positions_at != "stem" and self.positions in ("none", "relative", "rotary"):
             raise ConfigError(f"positions {self.positions!r} are not added anywhere; expected positions_at='stem'")
-        table = self.positions in ("learned", *FIXED_TABLES) and (self.class_token or self.registers > 0)
-        users = "prefix tokens and learned 1-D or sinusoidal positions"
-        check_used("prefix_positions", self.prefix_positions, True, used=table, users=users)
         parts = {"learned_2d": 2, "sincos": 2, "rotary": 4 * self.heads}.get(self.positions, 1)
         parts = 4 if self.positions in ("sincos_2d", "sincos_simple") else parts
         if self.width % parts:
