@@ -1,11 +1,10 @@
 """Recognise an image that is given as a model, and a model that is given as an image. torch is not imported."""
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 from vitrail.checkpoint.bundled import list_bundled_models
-from vitrail.checkpoint.run_files import PLAN_FILE, is_run_folder
+from vitrail.checkpoint.run_files import PLAN_FILE
 from vitrail.data.decoding.image_formats import detect_image_format
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.errors import CheckpointError, DataError
@@ -50,9 +49,3 @@ def is_model(argument: str) -> bool:
 
 def is_model_name(name: str) -> bool:
     return name in list_bundled_models() or resolve_alias(name.partition(".")[0]) is not None
-
-
-def choose_option(argument: str, known: Collection[str]) -> str | None:
-    """The option that an argument without a name is probably meant for: a run, a model or data."""
-    meant = ["--resume"] if is_run_folder(Path(argument)) else ["--init"] if is_model(argument) else []
-    return next((option for option in (*meant, "--data") if option in known), None)

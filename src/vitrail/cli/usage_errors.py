@@ -38,8 +38,6 @@ def describe_usage_error(error: CycloptsError) -> str:
         case RepeatArgumentError():
             return f"{error.token.keyword} is given more than once. Give it once."
         case UnusedCliTokensError():
-            from vitrail.checkpoint.argument_order import choose_option
-
             given = (error.unused_tokens or [""])[0]
             option = choose_option(given, list_names(find_arguments(error)))
             hint = f"Did you mean {option} {shlex.quote(given)}?" if option else page
@@ -64,6 +62,15 @@ def find_arguments(error: CycloptsError) -> Iterable[Any]:
     for word in error.command_chain or () if app is not None else ():
         app = app[word] if app is not None and word in app else app
     return [] if app is None else app.assemble_argument_collection()
+
+
+def choose_option(argument: str, known: Sequence[str]) -> str | None:
+    """The option that an argument without a name is probably meant for: a run, a model or data."""
+    from vitrail.checkpoint.argument_order import is_model
+    from vitrail.checkpoint.run_files import is_run_folder
+
+    meant = ["--resume"] if is_run_folder(Path(argument)) else ["--init"] if is_model(argument) else []
+    return next((option for option in (*meant, "--data") if option in known), None)
 
 
 def list_names(arguments: Iterable[Any]) -> list[str]:
