@@ -37,7 +37,7 @@ browser:  ## Debian's Chromium, where there is none: without it the tests of pag
 		$(AS_ROOT) apt-get install --quiet --yes --no-install-recommends chromium; }
 
 FUZZ = tests/checkpoint/test_damaged_checkpoints.py tests/checkpoint/files/test_hostile_pickles.py tests/checkpoint/files/test_checksums.py \
-	tests/data/decoding/test_hostile_images.py tests/export/test_damaged_exports.py tests/predict/output/test_damaged_partial_folders.py \
+	tests/data/images/decoding/test_hostile_images.py tests/export/test_damaged_exports.py tests/predict/output/test_damaged_partial_folders.py \
 	tests/train/test_run_folder_damage.py tests/tasks/test_teacher_cache.py tests/cli/test_special_files.py
 fuzz: setup  ## damaged and hostile files of every kind, 10,000 per kind; `make test` makes 2,000
 	$(BIN)/pytest -n 2 $(FUZZ) --mutations 10000
@@ -75,7 +75,7 @@ bench: setup  ## throughput, of other architectures too, DeiT's variants, the co
 	PYTHONPATH=tests $(BIN)/python benchmarks/image_pipeline.py
 
 costs: setup  ## after adding a preset or a checkpoint's tensor names: writes the lists by which models are found without importing them
-	$(BIN)/python -m vitrail.inspection.preset_costs
+	$(BIN)/python scripts/preset_costs.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache

@@ -195,7 +195,7 @@ def used_by_others(pids: list[int]) -> float:
 def work(name: str, folder: Path, seed: int) -> None:
     """The other process: measures each case that it is asked for."""
     if name == "auto":
-        import vitrail.machine
+        import vitrail
 
         vitrail.machine.bound_spinning()
     import torch
@@ -236,8 +236,8 @@ class Training:
         import numpy as np
 
         import vitrail
-        from vitrail.data.array_dataset import ArrayDataset
-        from vitrail.data.datasets import DatasetSplits
+        from vitrail.data.images.array_dataset import ArrayDataset
+        from vitrail.data.images.datasets import DatasetSplits
         from vitrail.recipes.request import Request
         from vitrail.tasks.classification import Classification
         from vitrail.tasks.image_task import open_image_source
@@ -277,7 +277,7 @@ class Prediction:
         import numpy as np
 
         import vitrail
-        from vitrail.models.checks import pair
+        from vitrail.models.base.checks import pair
 
         training = Training(size).plan
         vitrail.save(training.model, folder, **training.source.describe_model_input(training.model))

@@ -28,7 +28,7 @@ from typing import Any
 from cyclopts import run
 from rich.progress import track
 
-from vitrail.text import format_table
+from vitrail.base.text import format_table
 
 MODEL = "vit_base_patch16_224"
 FILE, PICKLE, FOLDER = f"{MODEL}.safetensors", f"{MODEL}.pth", "transformers"

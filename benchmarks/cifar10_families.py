@@ -20,10 +20,10 @@ from cyclopts import Parameter, run
 from rich.progress import track
 
 import vitrail
-from vitrail.figures import new_figure, save_figure, style_axes
+from vitrail.base.figures import new_figure, save_figure, style_axes
+from vitrail.base.style import BLUE, RED
+from vitrail.base.text import format_table
 from vitrail.inspection.summary import summarize
-from vitrail.style import BLUE, RED
-from vitrail.text import format_table
 from vitrail.train.run_folder import RunFolder
 
 

@@ -36,9 +36,9 @@ from rich.progress import track
 from support.uncached_text_model import UncachedTextModel
 from torch import Tensor
 
-from vitrail.predict.beam_search import beam_search
-from vitrail.predict.decoding import Hypothesis, greedy
-from vitrail.text import format_table
+from vitrail.base.text import format_table
+from vitrail.predict.search.beam_search import beam_search
+from vitrail.predict.search.greedy_search import Hypothesis, greedy
 
 VOCABULARY = 4000
 SIZES: Any = {

@@ -20,7 +20,7 @@ from rich.progress import track
 from throughput import make_inference_step, time_step
 
 import vitrail
-from vitrail.text import format_table
+from vitrail.base.text import format_table
 
 BATCHES = {"tiny": 16, "small": 8, "base": 4}
 HEADING = ("model", "parameters", "pixels", "batch", "images/s", "to timm", "to the plain one")

@@ -19,15 +19,15 @@ from rich.progress import track
 from throughput import Step, time_step
 
 import vitrail
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.base.text import format_table
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.datasets import DatasetSplits
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.distillation import make_distillation
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.teacher import Teacher, TeacherView
-from vitrail.text import format_table
 from vitrail.train.plan import Plan
 from vitrail.train.trainer import Trainer
 

@@ -24,8 +24,8 @@ from rich.progress import track
 from throughput import Step, make_inference_step, make_training_step, time_step
 
 import vitrail
-from vitrail.models.checks import pair
-from vitrail.text import format_table
+from vitrail.base.text import format_table
+from vitrail.models.base.checks import pair
 
 MODELS = {
     "Swin-T": "swin_tiny_patch4_window7_224",

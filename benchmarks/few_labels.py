@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import vitrail
-from vitrail.data.array_dataset import ArrayDataset
+from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.evaluation.probes.few_shot import permute_classes
 from vitrail.recipes.recipe import Recipe
 

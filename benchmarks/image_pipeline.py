@@ -26,13 +26,13 @@ from rich.progress import track
 from timm.data.auto_augment import rand_augment_transform
 from torchvision import transforms
 
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.augment.config import Augmentation
-from vitrail.data.augment.image_transforms import augment_image
-from vitrail.data.decoding import jpeg
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.base.text import format_table
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.config import Augmentation
+from vitrail.data.images.augment.image_transforms import augment_image
+from vitrail.data.images.decoding import jpeg
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
-from vitrail.text import format_table
 
 Epoch = Callable[[list[Path], int], None]
 SHARED = Path(__file__).parents[2] / "shared" / "data"

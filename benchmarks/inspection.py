@@ -28,10 +28,10 @@ from throughput import time_step
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.inspection.explain import Explainer
-from vitrail.inspection.explain_options import ExplainMethod, ExplainOptions
-from vitrail.inspection.rollout import attention_rollout
-from vitrail.text import format_table
+from vitrail.base.text import format_table
+from vitrail.inspection.attention.rollout import attention_rollout
+from vitrail.inspection.explain.explain_options import ExplainMethod, ExplainOptions
+from vitrail.inspection.explain.explainer import Explainer
 
 PREPROCESSING = vitrail.Preprocessing()
 

@@ -30,8 +30,8 @@ from prediction_results_page import markdown_table, write_page
 from rich.console import Console
 
 import vitrail
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.machine import describe_machine
+from vitrail.base.machine import describe_machine
+from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench import BenchCase, BenchRequest, run_benchmark
 from vitrail.study.bench_results import BenchLine, format_quartiles

@@ -13,7 +13,7 @@ from peer_prediction_jobs import FinishedProcess, run_job
 from prediction_models import PHOTOS, WEIGHTS, PredictionBench, describe_weights, require_path
 from prediction_results_page import markdown_table
 
-from vitrail.data.image_items import ImageItem
+from vitrail.data.images.image_items import ImageItem
 from vitrail.predict.predictor import Predictor
 from vitrail.study.bench_engines import ModelFiles
 from vitrail.study.timing import MedianAndQuartiles, time_interleaved

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitrail.files import make_folder, write_atomically
+from vitrail.base.files import make_folder, write_atomically
 
 INTRODUCTION = """# Benchmarks of prediction
 

@@ -40,10 +40,11 @@ from torch import Tensor, nn
 from torchvision import transforms  # pyright: ignore[reportMissingTypeStubs]
 
 import vitrail
-from vitrail.data.array_dataset import ArrayDataset
+from vitrail.base.text import format_table
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.datasets import DatasetSplits
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
 from vitrail.recipes.pretraining_settings import (
     AimSettings,
@@ -65,7 +66,6 @@ from vitrail.tasks.pretraining.mae import MaskedAutoencoder
 from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.pretraining.simmim import SimMim, hide_squares
 from vitrail.tasks.task import parse_task_settings
-from vitrail.text import format_table
 
 Step = Callable[[], object]
 CLOCK = Clock(step=0, steps=1000, steps_per_epoch=100)

@@ -28,7 +28,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.text import format_table
+from vitrail.base.text import format_table
 
 Step = Callable[[], object]
 

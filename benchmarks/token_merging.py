@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.checkpoint import read
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.preprocessing import Preprocessing, preprocess_image
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.inspection.summary import copy_to_meta
-from vitrail.models.token_merging import add_token_merging
+from vitrail.models.parts.token_merging import add_token_merging
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS = {

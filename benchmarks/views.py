@@ -23,13 +23,13 @@ from PIL import Image
 from rich.progress import track
 
 import vitrail
-from vitrail.data.augment.config import Augmentation
-from vitrail.data.augment.image_transforms import augment_image
-from vitrail.data.augment.view_config import ViewAugmentation
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.view_maker import ViewMaker
-from vitrail.data.views import View
-from vitrail.text import format_table
+from vitrail.base.text import format_table
+from vitrail.data.images.augment.config import Augmentation
+from vitrail.data.images.augment.image_transforms import augment_image
+from vitrail.data.images.augment.view_config import ViewAugmentation
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.data.images.view_maker import ViewMaker
+from vitrail.data.images.views import View
 
 Step = Callable[[], object]
 BATCH = 16

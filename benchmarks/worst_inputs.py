@@ -20,7 +20,7 @@ from support import hostile_images as images
 from support.bad_checkpoints import zip_pickle
 from support.toy_onnx_graphs import write_graph_folder
 
-from vitrail.text import format_table
+from vitrail.base.text import format_table
 
 MEMORY_LIMIT = 12 * 2**30
 BMP_SKIPS = b"\0\2\xff\xff"  # run-length code of BMP: skip 255 pixels to the right and 255 down
@@ -29,10 +29,10 @@ import os, resource, sys, time, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import vitrail
-from vitrail.data.formats.cifar import CIFAR_LAYOUTS, read_pickled_batch
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.formats.mnist_idx import read_idx_file
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.formats.cifar import CIFAR_LAYOUTS, read_pickled_batch
+from vitrail.data.images.decoding.model_input import decode_for_model
+from vitrail.data.images.formats.mnist_idx import read_idx_file
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.recipes.recipe import open_recipe
 load, predictor = vitrail.load, vitrail.Predictor
 readers = {

@@ -8,9 +8,9 @@ from pathlib import Path
 from PIL import Image
 
 import vitrail
+from vitrail.base.text import format_table
 from vitrail.cli import build_app
-from vitrail.data.datasets import ImageDataset, open_data
-from vitrail.text import format_table
+from vitrail.data.images.datasets import ImageDataset, open_data
 from vitrail.train.run_folder import RunFolder
 
 RUNS = Path("runs")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid
-from vitrail.models.checks import Size, check_fields, check_grid, pair
-from vitrail.models.contract import ImageModel, ImageSizes, make_single_level
-from vitrail.models.family import Family
+from vitrail.models.base.checks import Size, check_fields, check_grid, pair
+from vitrail.models.base.contract import ImageModel, ImageSizes, make_single_level
+from vitrail.models.base.family import Family
 
 
 @dataclass(frozen=True, kw_only=True)

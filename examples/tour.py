@@ -5,8 +5,8 @@ import time
 import torch
 
 import vitrail
+from vitrail.base.text import format_table
 from vitrail.cli.models import models
-from vitrail.text import format_table
 
 PAPER = {  # Dosovitskiy 2020, table 1: layers, width, MLP, heads, parameters
     "ViT-B/16": ("12", "768", "3072", "12", "86M"),

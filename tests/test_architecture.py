@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read
 from vitrail.checkpoint.layout import list_layouts
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import FAMILIES
-from vitrail.models.catalog import find_preset, load_family
-from vitrail.models.family import Family
+from vitrail.models.base.family import Family
+from vitrail.models.catalog.catalog import find_preset, load_family
 from vitrail.recipes.request import Request
 from vitrail.train.run import resume_run, start_run
 from vitrail.train.runtime import Runtime
@@ -219,7 +219,7 @@ def check_toy_family_in_a_run(folder: Path) -> None:
 def test_a_new_family_is_one_file_and_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is listed, saved, loaded, adapted, converted, trained, resumed, exported and explained."""
     monkeypatch.setattr("vitrail.models.__path__", [str(PACKAGE / "models"), str(ROOT / "tests" / "support")])
-    monkeypatch.setattr("vitrail.models.catalog.FAMILIES", (*FAMILIES, "toy_family"))
+    monkeypatch.setattr("vitrail.models.catalog.catalog.FAMILIES", (*FAMILIES, "toy_family"))
     try:
         assert vitrail.list_models("toy*") == ["toy_large", "toy_small"]
         model, images = vitrail.create("toy_small").eval(), torch.randn(2, 3, 32, 32)

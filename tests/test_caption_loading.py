@@ -8,8 +8,8 @@ from support.saved_models import write_model_folder
 from support.toy_captions import make_encoder, open_toy_captioner, write_toy_captioner
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.caption_loading import is_caption_model, open_caption_model
-from vitrail.errors import CheckpointError, ConfigError
 
 
 def test_both_parts_are_opened_with_preprocessing_and_tokenizer(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from test_train_fit import EVERYTHING, data, model
 from torch import Tensor, nn
 
 from vitrail import distributed
+from vitrail.base.errors import ConfigError
+from vitrail.base.machine import restore_threads
 from vitrail.cli import build_app
 from vitrail.distributed import Ranks, is_lost_rank_error, join_process_group, open_store
-from vitrail.errors import ConfigError
-from vitrail.machine import restore_threads
 from vitrail.tasks.sync_batch_norm import SyncBatchNorm1d, set_sync_batch_norm_ranks
 from vitrail.train.fit import fit
 from vitrail.train.resume import load_newest_checkpoint_on_ranks
@@ -35,7 +35,7 @@ torch.set_num_threads(1)
 sys.path[:0] = [str(Path({tests!r}) / each) for each in ("", "train", "tasks")]
 from test_distributed import compute_with_ranks, train_in_folder
 from vitrail.distributed import join_process_group, wrap_lost_rank_errors
-from vitrail.errors import DataError, VitrailError
+from vitrail.base.errors import DataError, VitrailError
 
 folder = Path({folder!r})
 with join_process_group() as ranks:

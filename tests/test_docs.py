@@ -28,8 +28,8 @@ from support.toy_captions import write_toy_captioner
 import vitrail
 from vitrail.checkpoint import write
 from vitrail.cli import COMMANDS, build_app, load_command
-from vitrail.data.decoding.model_input import decode_for_model
 from vitrail.data.fashion.__main__ import write_photos
+from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.photos import PHOTO_FOLDER
 from vitrail.export.description import ExportDescription
 
@@ -198,7 +198,7 @@ def test_the_tree_of_the_readme_lists_only_what_exists() -> None:
 
 
 def test_the_readme_counts_the_presets() -> None:
-    from vitrail.models.catalog import list_models
+    from vitrail.models.catalog.catalog import list_models
 
     assert f"| {len(list_models())} presets" in (ROOT / "README.md").read_text("utf-8")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import vitrail
-from vitrail.inspection.explanation import Explanation
+from vitrail.inspection.explain.explanation import Explanation
 from vitrail.loaded_model import LoadedModel
 
 RETURNED = {"LoadedModel": LoadedModel, "Explanation": Explanation}  # by public functions

@@ -62,8 +62,8 @@ def test_the_wheel_installs_every_file_of_the_package(installed: Path) -> None:
     assert files == list_files(PACKAGE)
     for needed in (
         "py.typed",
-        "models/costs.json",
-        "models/families.json",
+        "models/catalog/costs.json",
+        "models/catalog/families.json",
         "recipes/fashion.yaml",
         "data/photos/cat.jpg",
     ):
@@ -144,7 +144,7 @@ def list_readme_steps() -> list[Step]:
 
 ORIGIN = """
 import vitrail
-from vitrail.errors import format_install_command
+from vitrail.base.errors import format_install_command
 
 print(vitrail.__file__)
 print(format_install_command("text"))

@@ -21,11 +21,11 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.figures import new_figure
+from vitrail.base.figures import new_figure
+from vitrail.base.style import BLUE, RED
 from vitrail.models import FAMILIES
-from vitrail.models.contract import ImageModel, Level
-from vitrail.models.preset_list import list_presets
-from vitrail.style import BLUE, RED
+from vitrail.models.base.contract import ImageModel, Level
+from vitrail.models.catalog.preset_list import list_presets
 
 FOLDER = Path(__file__).parent
 MAX_PANELS = 9

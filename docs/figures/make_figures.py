@@ -12,12 +12,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitrail.data.datasets import open_data
-from vitrail.data.image_items import spread_over_labels
-from vitrail.figures import CaptionedFigure
-from vitrail.inspection.explain import Explainer
+from vitrail.base.figures import CaptionedFigure
+from vitrail.data.images.datasets import open_data
+from vitrail.data.images.image_items import spread_over_labels
+from vitrail.inspection.explain.explainer import Explainer
 from vitrail.inspection.model_figures import look
-from vitrail.inspection.patch_pca import draw_patch_pca
+from vitrail.inspection.representation.patch_pca import draw_patch_pca
 
 FOLDER = Path(__file__).parent
 WEIGHTS = {

@@ -21,11 +21,12 @@ from PIL import Image
 from torch import Tensor
 
 import vitrail
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.augment.config import Augmentation
-from vitrail.data.loader import BatchDataset, BatchIndices
+from vitrail.base.figures import new_figure
+from vitrail.base.style import BLUE, GREY, RED
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.augment.config import Augmentation
+from vitrail.data.images.loader import BatchDataset, BatchIndices
 from vitrail.data.rng import make_view_keys
-from vitrail.figures import new_figure
 from vitrail.recipes.pretraining_settings import (
     ByolSettings,
     DinoSettings,
@@ -34,14 +35,13 @@ from vitrail.recipes.pretraining_settings import (
     SimClrSettings,
     SimMimSettings,
 )
-from vitrail.style import BLUE, GREY, RED
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.esvit import match_patches
 from vitrail.tasks.pretraining.mpp import classify_colours, draw_corruption, fill_cells
-from vitrail.tasks.pretraining.palette import assign_points, make_palette
-from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches
-from vitrail.tasks.pretraining.random_masks import draw_mask
-from vitrail.tasks.pretraining.self_distillation import make_crops
+from vitrail.tasks.pretraining.parts.palette import assign_points, make_palette
+from vitrail.tasks.pretraining.parts.patch_pixels import join_patches, split_into_patches
+from vitrail.tasks.pretraining.parts.random_masks import draw_mask
+from vitrail.tasks.pretraining.parts.self_distillation import make_crops
 from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.pretraining.simmim import hide_squares
 

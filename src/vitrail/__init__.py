@@ -6,25 +6,26 @@ The public names are imported on first use: importing this package imports nothi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vitrail.machine import bound_spinning
+from vitrail.base.machine import bound_spinning
 
 if TYPE_CHECKING:
-    from vitrail import checkpoint, machine
+    from vitrail import checkpoint
+    from vitrail.base import machine
+    from vitrail.base.errors import CheckpointError, ConfigError, DataError, VitrailError
     from vitrail.checkpoint.reading import create, describe, load
     from vitrail.checkpoint.writing import save
-    from vitrail.data.datasets import open_data
-    from vitrail.data.preprocessing import Preprocessing
-    from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+    from vitrail.data.images.datasets import open_data
+    from vitrail.data.images.preprocessing import Preprocessing
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.probes.probe import probe
     from vitrail.export.export import export_model
-    from vitrail.inspection.explain import Explainer
+    from vitrail.inspection.explain.explainer import Explainer
     from vitrail.inspection.model_figures import look
-    from vitrail.inspection.nearest_neighbours import find_neighbours
-    from vitrail.inspection.patch_pca import draw_patch_pca
+    from vitrail.inspection.representation.nearest_neighbours import find_neighbours
+    from vitrail.inspection.representation.patch_pca import draw_patch_pca
     from vitrail.inspection.summary import summarize
-    from vitrail.loading import open_model
-    from vitrail.models.catalog import list_models
+    from vitrail.models.catalog.catalog import list_models
+    from vitrail.opening import open_model
     from vitrail.predict.captioner import Captioner
     from vitrail.predict.predictor import Predictor
     from vitrail.predict.translator import Translator
@@ -35,32 +36,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_MODULES = ("checkpoint", "machine")  # the public names that are modules
 _MODULES_BY_NAME = {
     "Captioner": "predict.captioner",
-    "CheckpointError": "errors",
-    "ConfigError": "errors",
-    "DataError": "errors",
-    "Explainer": "inspection.explain",
+    "CheckpointError": "base.errors",
+    "ConfigError": "base.errors",
+    "DataError": "base.errors",
+    "Explainer": "inspection.explain.explainer",
     "Predictor": "predict.predictor",
-    "Preprocessing": "data.preprocessing",
+    "Preprocessing": "data.images.preprocessing",
     "Teacher": "tasks.teacher",
     "Translator": "predict.translator",
-    "VitrailError": "errors",
+    "VitrailError": "base.errors",
     "checkpoint": "checkpoint",
     "compare": "study.compare",
     "create": "checkpoint.reading",
     "describe": "checkpoint.reading",
-    "draw_patch_pca": "inspection.patch_pca",
+    "draw_patch_pca": "inspection.representation.patch_pca",
     "evaluate": "evaluation.evaluate",
     "export_model": "export.export",
-    "find_neighbours": "inspection.nearest_neighbours",
+    "find_neighbours": "inspection.representation.nearest_neighbours",
     "fit": "train.fit",
-    "list_models": "models.catalog",
+    "list_models": "models.catalog.catalog",
     "load": "checkpoint.reading",
     "look": "inspection.model_figures",
-    "machine": "machine",
-    "open_data": "data.datasets",
-    "open_model": "loading",
+    "machine": "base.machine",
+    "open_data": "data.images.datasets",
+    "open_model": "opening",
     "open_recipe": "recipes.recipe",
     "probe": "evaluation.probes.probe",
     "save": "checkpoint.writing",
@@ -106,7 +108,7 @@ def __getattr__(name: str) -> Any:  # importing the package imports no public na
     if name not in _MODULES_BY_NAME:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     module = import_module(f"vitrail.{_MODULES_BY_NAME[name]}")
-    return module if name == _MODULES_BY_NAME[name] else getattr(module, name)  # a public name, listed above
+    return module if name in _MODULES else getattr(module, name)  # a public name, listed above
 
 
 def __dir__() -> list[str]:

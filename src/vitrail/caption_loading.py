@@ -4,19 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.files.weight_folders import DECODER_FOLDER, ENCODER_FOLDER, is_captioner_folder
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import move_to_device_for_eval, open_torch_model
+from vitrail.opening import move_to_device_for_eval, open_torch_model
 from vitrail.text_loading import open_text_model
 
 if TYPE_CHECKING:
     import torch
 
     from vitrail.data.text.tokenizer import TextTokenizer
-    from vitrail.models.caption_model import CaptionModel
+    from vitrail.models.text.caption_model import CaptionModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ def open_caption_model(
     if not is_captioner_folder(folder):
         given = "does not exist" if not folder.exists() else f"has no {ENCODER_FOLDER}/ and {DECODER_FOLDER}/"
         raise CheckpointError(f"{model} is not a captioner: {folder} {given}; expected a run of the task caption")
-    from vitrail.models.caption_model import CaptionModel
-    from vitrail.models.contract import ImageModel
+    from vitrail.models.base.contract import ImageModel
+    from vitrail.models.text.caption_model import CaptionModel
 
     encoder = open_torch_model(folder / ENCODER_FOLDER, device=device)
     decoder = open_text_model(folder / DECODER_FOLDER, device=device)

@@ -26,9 +26,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail.errors import ConfigError, VitrailError, describe_error
-from vitrail.launch import Launch, read_launcher_environment, read_local_rank
-from vitrail.loading import unusable_device_error
+from vitrail.base.errors import ConfigError, VitrailError, describe_error, unusable_device_error
+from vitrail.base.launcher import Launch, read_launcher_environment, read_local_rank
 
 JOIN_SECONDS = 300.0  # until every process must have started
 COLLECTIVE_TIMEOUT = timedelta(hours=1)  # others may have to wait while one process evaluates or writes a checkpoint

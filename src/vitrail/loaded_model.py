@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.run_files import FinishedRun
-from vitrail.data.image_transform import ImageTransform
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.inference_transform import ImageTransform
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.exported_model import ExportedModel
-from vitrail.models.checks import pair
-from vitrail.text import abbreviate_list
+from vitrail.models.base.checks import pair
 
 if TYPE_CHECKING:
     from torch import nn

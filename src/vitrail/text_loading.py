@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, read_json_if_exists
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.checkpoint.tokenizer_file import read_tokenizer_file
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.loading import (
+from vitrail.opening import (
     TIMM_PREFIX,
     download_if_missing,
     move_to_device_for_eval,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from vitrail.checkpoint.reading import Checkpoint
     from vitrail.data.text.tokenizer import TextTokenizer
-    from vitrail.models.text_contract import TextModel
+    from vitrail.models.base.text_contract import TextModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def open_text_model(
 
 def check_reads_text(kind: type, name: str) -> None:
     """Refuse a model that does not translate."""
-    from vitrail.models.text_contract import TextModel
+    from vitrail.models.base.text_contract import TextModel
 
     if not issubclass(kind, TextModel):
         raise wrong_input_error(f"{name} is a {kind.__name__}, which")
@@ -123,7 +123,7 @@ def is_text_model(name: str) -> bool:
     run = find_finished_run(place)
     folder = run.model if run is not None else place if place.is_dir() else place.parent
     family = (read_json_if_exists(folder / CONFIG_FILE) or {}).get("family")
-    from vitrail.models import catalog
-    from vitrail.models.text_contract import TextModel
+    from vitrail.models.base.text_contract import TextModel
+    from vitrail.models.catalog import catalog
 
     return family in catalog.FAMILIES and issubclass(catalog.load_family(family).build, TextModel)

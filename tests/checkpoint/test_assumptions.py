@@ -10,8 +10,8 @@ import torch
 from support.noisy_weights import add_weight_noise
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
 
 SMALL: dict[str, Any] = {"image_size": 32, "depth": 1, "classes": 3}
 KNOWN: dict[str, Any] = {"heads": 12, "activation": "gelu", "norm_eps": 1e-6, "pool": "class", "trained_size": 32}

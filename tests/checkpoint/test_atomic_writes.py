@@ -14,8 +14,8 @@ import torch
 from support.noisy_weights import add_weight_noise
 
 import vitrail
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* cannot store")  # some layouts have readers with another activation
 

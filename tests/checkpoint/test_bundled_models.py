@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import vitrail
+from vitrail.base.errors import CheckpointError, CheckpointWarning
 from vitrail.checkpoint.bundled import BUNDLED_FOLDER, find_bundled_model, list_bundled_models
 from vitrail.data.text.batches import EncodedPairs
 from vitrail.data.text.pairs import SentencePairs
-from vitrail.errors import CheckpointError, CheckpointWarning
 from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
 from vitrail.evaluation.evaluation_data import find_default_data
 from vitrail.evaluation.text_evaluation import open_text_evaluation

@@ -24,8 +24,8 @@ from torchvision.models.vision_transformer import VisionTransformer as Torchvisi
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 import vitrail
+from vitrail.base.errors import VitrailError
 from vitrail.checkpoint import read
-from vitrail.errors import VitrailError
 
 TOY: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
 LENGTHS = (0, 1, 0x7F, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 10**9, 10**18, 2**63 - 1, 2**63, 2**64 - 1)

@@ -9,10 +9,10 @@ import torch
 from support.noisy_weights import add_weight_noise, randomise_batch_norms
 
 import vitrail
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import read, write
 from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.layout import list_layouts
-from vitrail.errors import CheckpointError
 
 TINY: dict[str, Any] = {"image_size": 32, "width": 32, "depth": 1, "heads": 2, "classes": 3}
 VIT: dict[str, dict[str, Any]] = {

@@ -22,9 +22,9 @@ from support.fake_hub import LOCAL, FakeHub, Files, HubRequest, cut_after, hang,
 from timm.models import save_for_hf  # pyright: ignore[reportUnknownVariableType]
 
 import vitrail.checkpoint.hub
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read
 from vitrail.checkpoint.hub import CONNECT_SECONDS, download_model, is_hub_name
-from vitrail.errors import CheckpointError, ConfigError
 
 TINY = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 TOY, NAME = "someone/toy", "hf-hub:someone/toy"

@@ -14,14 +14,14 @@ from safetensors.torch import save, save_file
 from support.fake_hub import FakeHub, respond_with, sha256_digest
 
 import vitrail
+from vitrail.base.errors import CheckpointError, CheckpointWarning
+from vitrail.base.files import get_cache_folder
 from vitrail.checkpoint import read
-from vitrail.checkpoint.imagenet_classes import expand_imagenet_labels, list_imagenet_labels, read_imagenet_classes
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.pretrained_files import RESTRICTED_LICENSES
-from vitrail.errors import CheckpointError, CheckpointWarning
-from vitrail.files import get_cache_folder
+from vitrail.data.images.imagenet_classes import expand_imagenet_labels, list_imagenet_labels, read_imagenet_classes
 from vitrail.inspection.checkpoints.file_inspection import inspect_file
-from vitrail.models.pretrained import read_pretrained_table
+from vitrail.models.catalog.pretrained import read_pretrained_table
 
 TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 REPOSITORY = f"timm/{TINY}"

@@ -11,8 +11,8 @@ from timm.layers.patch_embed import resample_patch_embed
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint.resample import ResamplingPolicy, resample_patch_kernel, resample_positions
-from vitrail.errors import ConfigError
 from vitrail.layers.positions import Grid, resample
 
 GRIDS: list[tuple[Grid, Grid]] = [((14, 14), (24, 24)), ((14, 14), (7, 7)), ((16, 12), (24, 18))]

@@ -44,7 +44,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         pytest.fail("the model was run")
 
-    monkeypatch.setattr("vitrail.inspection.explain.Explainer.compute_maps", fail)
+    monkeypatch.setattr("vitrail.inspection.explain.explainer.Explainer.compute_maps", fail)
 
 
 @pytest.fixture(scope="module")

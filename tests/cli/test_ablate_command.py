@@ -15,9 +15,9 @@ import pytest
 from safetensors.torch import load_file
 from support.toy_datasets import write_class_folders
 
+from vitrail.base.errors import VitrailError
 from vitrail.checkpoint.run_files import is_run_finished
 from vitrail.cli import build_app
-from vitrail.errors import VitrailError
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.run_list import read_run_summaries, read_run_summary
 from vitrail.train.trainer import DivergedError, Trainer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitrail.errors import format_install_command
+from vitrail.base.errors import format_install_command
 from vitrail.study import bench as benches
 from vitrail.study import timing
 from vitrail.study.bench_engines import ModelFiles

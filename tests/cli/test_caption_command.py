@@ -11,7 +11,7 @@ from PIL import Image
 from support.toy_captions import write_toy_captioner
 
 import vitrail
-from vitrail.data.collages import CollageImages
+from vitrail.data.captions.collages import CollageImages
 
 Run = Callable[..., Any]
 TOY = ("--set", "width=16", "--set", "depth=1", "--set", "heads=2", "--set", "mlp_width=32", "--set", "patch_size=14")

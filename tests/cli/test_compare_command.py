@@ -11,8 +11,8 @@ from support.noisy_weights import add_weight_noise
 from support.toy_datasets import write_class_folders
 
 import vitrail
+from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.cli import build_app
-from vitrail.errors import ConfigError, DataError, VitrailError
 
 PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 

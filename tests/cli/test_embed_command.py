@@ -14,7 +14,7 @@ from support.toy_datasets import write_image
 from support.unreadable_images import add_unreadable_images
 
 import vitrail
-from vitrail.loading import open_torch_model
+from vitrail.opening import open_torch_model
 
 Run = Callable[..., Any]
 

@@ -18,8 +18,8 @@ from support.saved_models import write_convnet_folder
 from support.toy_datasets import write_class_folders
 
 import vitrail
+from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.cli import build_app
-from vitrail.errors import ConfigError, DataError, VitrailError
 
 PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 

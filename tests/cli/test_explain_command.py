@@ -17,7 +17,7 @@ from support.saved_models import LABELS, write_convnet_folder, write_model_folde
 from support.toy_datasets import random_array, write_image
 
 import vitrail
-from vitrail.inspection.explain import Explainer
+from vitrail.inspection.explain.explainer import Explainer
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.toy_translators import save_translator
 
-from vitrail.inspection.sentence_attention import read_sentence
+from vitrail.inspection.sentences.sentence_attention import read_sentence
 
 Run = Callable[..., Any]
 SENTENCE = "Der Hund läuft."
@@ -28,7 +28,7 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         pytest.fail("the sentence was translated")
 
-    monkeypatch.setattr("vitrail.inspection.sentence_attention.beam_search", fail)
+    monkeypatch.setattr("vitrail.inspection.sentences.sentence_attention.beam_search", fail)
 
 
 def test_figures_page_and_one_line(

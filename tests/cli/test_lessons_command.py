@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.cli import build_app
-from vitrail.errors import CheckpointError, ConfigError
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 

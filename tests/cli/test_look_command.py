@@ -10,8 +10,8 @@ import pytest
 from support.saved_models import write_convnet_folder, write_model_folder, write_run_folder
 from support.toy_datasets import write_class_folders, write_image
 
-from vitrail.figures import CaptionedFigure
-from vitrail.inspection.explain import Explainer
+from vitrail.base.figures import CaptionedFigure
+from vitrail.inspection.explain.explainer import Explainer
 from vitrail.inspection.model_figures import look
 from vitrail.loaded_model import LoadedModel
 

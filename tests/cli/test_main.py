@@ -14,10 +14,10 @@ import torch
 from support.toy_datasets import write_class_folders
 
 import vitrail
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint import write
 from vitrail.cli import name_options
-from vitrail.errors import ConfigError
-from vitrail.output_streams import PipeTolerantOutput
+from vitrail.cli.output.streams import PipeTolerantOutput
 
 Run = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"

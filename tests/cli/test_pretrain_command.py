@@ -12,9 +12,9 @@ import torch
 from support.toy_datasets import write_class_folders, write_image
 
 import vitrail
+from vitrail.base.errors import VitrailError
 from vitrail.cli import build_app
 from vitrail.data.batch import Batch
-from vitrail.errors import VitrailError
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.trainer import Trainer
 

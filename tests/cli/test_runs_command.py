@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.base.errors import DataError
 from vitrail.cli import build_app
-from vitrail.errors import DataError
 
 
 def run(*words: object) -> None:

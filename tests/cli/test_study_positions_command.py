@@ -10,9 +10,9 @@ import pytest
 from cyclopts import App
 from support.toy_datasets import write_class_folders
 
+from vitrail.base.errors import VitrailError
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.study_positions import positions
-from vitrail.errors import VitrailError
 from vitrail.study.position_study import POSITION_CELLS
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.run_list import read_run_summaries

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import vitrail
-from vitrail.models import FAMILIES, catalog
-from vitrail.models.preset_list import resolve_alias
+from vitrail.models import FAMILIES
+from vitrail.models.catalog import catalog
+from vitrail.models.catalog.preset_list import resolve_alias
 
 Run = Callable[..., Any]
 
@@ -21,8 +22,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vitrail.models.contract import Model
-from vitrail.models.family import Family
+from vitrail.models.base.contract import Model
+from vitrail.models.base.family import Family
 
 
 @dataclass(frozen=True, kw_only=True)

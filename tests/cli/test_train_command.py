@@ -14,8 +14,8 @@ from PIL import Image
 from support.toy_datasets import random_array, write_class_folders
 
 import vitrail
+from vitrail.base.errors import VitrailError
 from vitrail.cli import build_app
-from vitrail.errors import VitrailError
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.throughput import Throughput
 

@@ -15,7 +15,7 @@ from support.command_processes import kill_process, start_command, wait_for_exit
 from support.toy_translation import make_pairs, make_tokenizer, write_text_model
 
 import vitrail
-from vitrail.errors import format_install_command
+from vitrail.base.errors import format_install_command
 from vitrail.predict.output.partial_folder import PartialFolder
 from vitrail.predict.output.translation_files import format_row
 from vitrail.predict.sentence_list import list_sentences

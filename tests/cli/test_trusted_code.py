@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.toy_datasets import write_class_folders
 
+from vitrail.base.errors import VitrailError
+from vitrail.base.json_yaml import add_checksum
 from vitrail.cli import build_app
-from vitrail.errors import VitrailError
-from vitrail.json_yaml import add_checksum
-from vitrail.models.catalog import find_preset
+from vitrail.models.catalog.catalog import find_preset
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 SMALL = "--set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --batch 4 --epochs 1"
@@ -110,7 +110,7 @@ def test_recorded_timm_teacher_must_be_in_timms_registry(name: str, monkeypatch:
     def fail(_: str) -> None:
         pytest.fail("timm was called")
 
-    monkeypatch.setattr("vitrail.loading.open_timm_model", fail)
+    monkeypatch.setattr("vitrail.opening.open_timm_model", fail)
     write_plan(Path("theirs"), model="DeiT-Ti", teacher=f"timm:{name}")
     with pytest.raises(VitrailError, match=r"theirs names the teacher .*trust.code.?"):
         vitrail_("distill --resume theirs")

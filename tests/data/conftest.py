@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitrail.data.decoding import jpeg
+from vitrail.data.images.decoding import jpeg
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow alone"])

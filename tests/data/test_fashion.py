@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from make_fashion_sheets import make_sheets
 from PIL import Image
 from support.toy_datasets import random_array, write_idx_files
 
+from vitrail.base.errors import DataError
 from vitrail.data import fashion
-from vitrail.data.datasets import open_data
 from vitrail.data.fashion.__main__ import write_photos
-from vitrail.data.fashion.make_sheets import make_sheets
-from vitrail.errors import DataError
+from vitrail.data.images.datasets import open_data
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # package dataset-fashion-mnist
 

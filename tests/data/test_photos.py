@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.decoding.rgb_image import open_image
+from vitrail.base.errors import ConfigError, DataError
+from vitrail.data.images.decoding.model_input import decode_for_model
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.photos import PHOTO_FOLDER, list_example_photos
 from vitrail.data.photos.views import make_photo_views
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError
 
 
 def test_eight_small_photos_with_their_sources() -> None:
@@ -60,7 +60,7 @@ def test_less_than_one_view_is_refused() -> None:
 def test_torch_is_not_needed() -> None:
     program = (
         "import sys; from vitrail.data.photos.views import make_photo_views; "
-        "from vitrail.data.preprocessing import Preprocessing; "
+        "from vitrail.data.images.preprocessing import Preprocessing; "
         "make_photo_views(2, Preprocessing(image_size=32)); "
         "print(sorted({'torch', 'safetensors', 'yaml'} & set(sys.modules)))"
     )

@@ -3,7 +3,7 @@
 import pytest
 import sacrebleu
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.evaluation import caption_scores
 from vitrail.evaluation.caption_scores import score_captions
 

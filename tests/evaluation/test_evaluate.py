@@ -14,14 +14,14 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.checkpoint import read
-from vitrail.checkpoint.class_mapping import match_data_classes_to_model
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.datasets import DatasetSubset, open_data
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.preprocessing import Preprocessing, preprocess_image
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.class_mapping import match_data_classes_to_model
+from vitrail.data.images.datasets import DatasetSubset, open_data
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.evaluate import evaluate
 
 CLASSES = tuple("abcdefg")

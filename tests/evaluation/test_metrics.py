@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import DataError, VitrailError
+from vitrail.base.errors import DataError, VitrailError
 from vitrail.evaluation.metrics import CALIBRATION_BINS, MAX_CLASSES_IN_CONFUSION, Evaluation, MetricAccumulator
 
 

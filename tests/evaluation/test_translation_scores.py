@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from support.toy_translation import make_model, make_source, make_tokenizer
 
+from vitrail.base.errors import ConfigError
 from vitrail.data.text.batches import EncodedPairs, load_validation_batches
-from vitrail.errors import ConfigError
 from vitrail.evaluation.translation_scores import (
     compute_perplexity,
     is_sacrebleu_installed,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
 from vitrail.export.atomic_folder import check_target_folder
 
 

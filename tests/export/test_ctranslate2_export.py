@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.toy_translators import SENTENCES, make_translator, train_toy_tokenizer
 
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.export import ctranslate2_export
 from vitrail.export.ctranslate2_export import (
     TranslationCheck,

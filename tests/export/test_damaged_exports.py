@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support.toy_onnx_graphs import SIZE, write_graph_folder
 
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
+from vitrail.base.files import get_cache_folder
 from vitrail.export.atomic_folder import check_target_folder, remove_export, write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
-from vitrail.files import get_cache_folder
 from vitrail.predict.engine_selection import EngineOptions, open_on_fastest_engine
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), dtype=np.uint8)

@@ -24,7 +24,7 @@ from support.toy_exports import (
 )
 
 import vitrail
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.export.atomic_folder import check_target_folder, move_into_place, write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription
 from vitrail.export.export import compare_outputs, compute_weights_digest, export_model, make_check_images

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from support.toy_exports import LABELS, PREPROCESSING, ExportFinder
 
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
 from vitrail.export.description import (
     CONFIG_FILE,
     METADATA_KEY,

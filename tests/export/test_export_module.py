@@ -17,7 +17,7 @@ from support.toy_exports import (
 )
 from torch import nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.export.export_module import (
     ExportModule,
     PixelPatchEmbed,

@@ -19,8 +19,8 @@ from support.toy_exports import (
     softmax_rows,
 )
 
+from vitrail.base.errors import CheckpointError
 from vitrail.data.photos.views import make_photo_views
-from vitrail.errors import CheckpointError
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import CONFIG_FILE, METADATA_KEY, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel

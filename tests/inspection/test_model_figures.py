@@ -11,14 +11,14 @@ from support.noisy_weights import add_weight_noise
 from support.toy_datasets import random_array, write_image
 
 import vitrail
-from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.inspection.attention_distance import attention_distance
-from vitrail.inspection.capture import capture_attention
-from vitrail.inspection.explain import Explainer
-from vitrail.inspection.explain_options import ExplainOptions
+from vitrail.base.errors import ConfigError, DataError, VitrailError
+from vitrail.inspection.attention.attention_distance import attention_distance
+from vitrail.inspection.attention.capture import capture_attention
+from vitrail.inspection.explain.explain_options import ExplainOptions
+from vitrail.inspection.explain.explainer import Explainer
+from vitrail.inspection.explain.occlusion import probabilities_without_patches
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
-from vitrail.inspection.occlusion import probabilities_without_patches
-from vitrail.loading import open_torch_model
+from vitrail.opening import open_torch_model
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 

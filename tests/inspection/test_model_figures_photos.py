@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.data.datasets import open_data
-from vitrail.data.image_items import evenly_spaced_indices
-from vitrail.inspection.attention_distance import correlate_ranks_with_depth
+from vitrail.data.images.datasets import open_data
+from vitrail.data.images.image_items import evenly_spaced_indices
+from vitrail.inspection.attention.attention_distance import correlate_ranks_with_depth
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
 
 WEIGHTS = ("vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors", "deit_tiny_patch16_224.pth")

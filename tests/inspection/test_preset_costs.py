@@ -4,17 +4,17 @@ import json
 from typing import Any
 
 import pytest
-
-import vitrail
-from vitrail.inspection.preset_costs import (
+from preset_costs import (
     PresetCost,
     compute_preset_cost,
     format_json_lines,
     list_presets_by_name,
 )
-from vitrail.models.catalog import find_preset, load_built_in_families
-from vitrail.models.family_index import INDEX_FILE, describe_family
-from vitrail.models.preset_list import COSTS_FILE
+
+import vitrail
+from vitrail.models.catalog.catalog import find_preset, load_built_in_families
+from vitrail.models.catalog.family_index import INDEX_FILE, describe_family
+from vitrail.models.catalog.preset_list import COSTS_FILE
 
 STORED: dict[str, dict[str, Any]] = json.loads(COSTS_FILE.read_text("utf-8"))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import (
     Attention,
     SelfAttention,

@@ -12,10 +12,10 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention, capture_tokens, find_attention_layers
-from vitrail.inspection.explain import Explainer
+from vitrail.inspection.attention.capture import capture_attention, capture_tokens, find_attention_layers
+from vitrail.inspection.explain.explainer import Explainer
 from vitrail.layers.attention import SelfAttention, attention, attention_weights, merge_heads
 from vitrail.layers.positions import resample
 from vitrail.models.axial import PRESETS, Axial, AxialAttention, AxialConfig, axial_attention

@@ -20,9 +20,9 @@ from transformers import BeitConfig as TransformersConfig
 from transformers import BeitForImageClassification, BeitForMaskedImageModeling, BeitModel
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.beit import PRESETS, Beit, BeitConfig
 from vitrail.train.optim import list_weights
 

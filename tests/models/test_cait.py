@@ -11,8 +11,8 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import load, read, write
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.cait import PRESETS, CaiT, CaiTConfig, TalkingHeads
 from vitrail.tasks.classification import Classification
 from vitrail.train.optim import freeze_all_but_last_blocks, list_weights

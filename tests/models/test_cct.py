@@ -10,8 +10,8 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 from vit_pytorch.cct import CCT as Peer  # noqa: N811
 
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import load, write
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import merge_heads
 from vitrail.models.cct import CCT, NEIGHBOUR_OFFSETS, CCTConfig, LocalAttention
 

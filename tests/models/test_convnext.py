@@ -20,8 +20,8 @@ from torchvision.models import convnext as torchvision_convnext
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.convnext import PRESETS, ConvNeXt, ConvNeXtConfig
 from vitrail.train.optim import list_weights
 

@@ -12,13 +12,13 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.evaluation.probes.feature_sources import compute_head_inputs, find_block
 from vitrail.export.export_module import check_output_available
 from vitrail.models.crossvit import CrossViT, CrossViTConfig
-from vitrail.models.token_merging import add_token_merging
+from vitrail.models.parts.token_merging import add_token_merging
 from vitrail.train.optim import list_weights
 
 TOY = CrossViTConfig(

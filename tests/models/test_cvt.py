@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import CvtConfig, CvtForImageClassification
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.cvt import CvT, CvTConfig
 from vitrail.train.optim import list_weights
 

@@ -14,9 +14,9 @@ from support.reference_logits import read_reference
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.deepvit import DeepViT, DeepViTConfig, ReAttention
 
 TOY = DeepViTConfig(image_size=(16, 24), patch_size=8, width=16, depth=3, reattending=2, heads=2, classes=5)

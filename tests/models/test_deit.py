@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.noisy_weights import add_weight_noise
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.positions import resample
 from vitrail.models.deit import DeiT, DeiTConfig
 

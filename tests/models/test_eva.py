@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.eva import PRESETS, Eva, EvaConfig, Rotation
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")

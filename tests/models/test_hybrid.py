@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.noisy_weights import add_weight_noise
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.models.hybrid import Hybrid, HybridConfig, StdConv2d
 from vitrail.models.parts.same_padding import pad_same
 

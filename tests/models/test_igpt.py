@@ -11,8 +11,8 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.igpt import IGPT, make_cube_palette
 
 TOY: dict[str, Any] = {"image_size": 4, "colours": 7, "width": 12, "depth": 3, "heads": 2}

@@ -11,9 +11,9 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
 from vitrail.checkpoint.resample import resample_projection as resample_checkpoint_projection
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import SelfAttention, attention
 from vitrail.models.linformer import (
     PRESETS,

@@ -17,9 +17,9 @@ from torch import Tensor
 from torchvision.models.maxvit import MaxVit
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.maxvit import PRESETS, MaxViT, MaxViTConfig
 from vitrail.train.optim import list_weights
 

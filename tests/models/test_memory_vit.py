@@ -12,10 +12,10 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import ConfigError
-from vitrail.inspection.capture import capture_attention
-from vitrail.inspection.explain_files import check_by_occlusion
+from vitrail.inspection.attention.capture import capture_attention
+from vitrail.inspection.explain.explain_files import check_by_occlusion
 from vitrail.layers.attention import SelfAttention
 from vitrail.models.memory_vit import MemoryViT, add_memory
 from vitrail.models.vit import ViT, ViTConfig

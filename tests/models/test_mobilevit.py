@@ -21,9 +21,9 @@ from transformers import MobileViTConfig as HfConfig
 from transformers import MobileViTForImageClassification
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.mobilevit import MobileViT, MobileViTConfig, cut_into_sequences
 from vitrail.train.optim import list_weights
 

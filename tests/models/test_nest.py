@@ -16,9 +16,9 @@ from timm.models.nest import Nest
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.nest import PRESETS, NesT, NesTConfig
 from vitrail.train.optim import list_weights
 

@@ -14,12 +14,12 @@ from support.reference_logits import read_reference
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention, find_attention_layers
-from vitrail.inspection.rollout import attention_rollout
+from vitrail.inspection.attention.capture import capture_attention, find_attention_layers
+from vitrail.inspection.attention.rollout import attention_rollout
 from vitrail.models.parallel_vit import ParallelViT, ParallelViTConfig
-from vitrail.models.token_merging import add_token_merging
+from vitrail.models.parts.token_merging import add_token_merging
 
 TOY = ParallelViTConfig(image_size=(16, 24), patch_size=8, width=16, depth=2, heads=2, classes=5, layer_scale=0.5)
 

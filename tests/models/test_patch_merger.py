@@ -13,9 +13,9 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.patch_merger import MergedViT, PatchMerger, PatchMergerConfig
 from vitrail.models.vit import ViT, ViTConfig
 

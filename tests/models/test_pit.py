@@ -16,9 +16,9 @@ from timm.models.pit import PoolingVisionTransformer
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.pit import PiT, PiTConfig
 from vitrail.report.model_report import build_model_report
 from vitrail.train.optim import list_weights

@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import PvtV2Config, PvtV2ForImageClassification, PvtV2Model
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
 from vitrail.checkpoint.config_from_shapes import infer_config
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
-from vitrail.models.catalog import find_preset
+from vitrail.inspection.attention.capture import capture_attention
+from vitrail.models.catalog.catalog import find_preset
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.train.optim import list_weights
 

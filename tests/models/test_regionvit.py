@@ -15,9 +15,9 @@ from support.reference_logits import read_reference
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.parts.windows import TokenWindows
 from vitrail.models.regionvit import OFFSETS, RegionAttention, RegionViT, RegionViTConfig, mask_padding
 

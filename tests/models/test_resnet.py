@@ -11,7 +11,7 @@ from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.models.resnet import PRESETS, PaddedShortcut, ResNet, ResNetConfig
 
 TOY = ResNetConfig(image_size=32, stages=(1, 2), width=8, classes=5)

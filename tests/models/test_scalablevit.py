@@ -14,9 +14,9 @@ from support.reference_logits import read_reference
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.layers.attention import SelfAttention
 from vitrail.models.scalablevit import ConnectedWindowAttention, ScalableViT, ScalableViTConfig, ScaledKeyAttention
 

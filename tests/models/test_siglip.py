@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import SiglipConfig, SiglipModel, SiglipVisionConfig, SiglipVisionModel
 
 import vitrail
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError
 from vitrail.models.vit import PRESETS, ViT, ViTConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(does not specify|cannot store)")

@@ -13,8 +13,8 @@ from support.noisy_weights import add_weight_noise
 from support.reference_logits import read_reference
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models.parts.vit_positions import sinusoid_simple
 
 TOY: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 2, "heads": 4, "classes": 5}

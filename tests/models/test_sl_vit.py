@@ -14,9 +14,9 @@ from support.reference_logits import read_reference
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import load, read, write
-from vitrail.errors import CheckpointError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.sl_vit import SLViT, SLViTConfig, add_shifted_copies, infer_patch
 
 TOY = SLViTConfig(image_size=(16, 24), patch_size=8, width=16, depth=2, heads=2, classes=5)

@@ -21,9 +21,9 @@ from transformers import SwinForImageClassification, Swinv2ForImageClassificatio
 from transformers import Swinv2Config as TransformersV2Config
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.models.swin import PRESETS, Swin, SwinConfig
 from vitrail.train.optim import list_weights
 

@@ -13,10 +13,10 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention, find_attention_layers
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.inspection.attention.capture import capture_attention, find_attention_layers
+from vitrail.models.parts.token_merging import add_token_merging
 from vitrail.models.t2t import PRESETS, SOFT_SPLITS, T2T, T2TConfig, TokenPerformer, soft_split
-from vitrail.models.token_merging import add_token_merging
 
 # total, and trained: positions and the rows of performers are fixed
 PARAMETERS = {

@@ -15,9 +15,9 @@ from timm.models.twins import Twins as TimmTwins
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.inspection.capture import capture_attention
+from vitrail.inspection.attention.capture import capture_attention
 from vitrail.layers.attention import SelfAttention
 from vitrail.models.parts.windows import MaskedWindowAttention
 from vitrail.models.twins import Twins, TwinsConfig

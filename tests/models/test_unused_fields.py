@@ -6,15 +6,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from models.test_contract import CASES, SIZE
+from models.base.test_contract import CASES, SIZE
 from support.noisy_weights import add_weight_noise
 from support.text_models import TEXT_CASES, draw_sentences, read_source
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.errors import ConfigError, VitrailError
-from vitrail.models.catalog import load_built_in_families
-from vitrail.models.text_contract import TextModel
+from vitrail.base.errors import ConfigError, VitrailError
+from vitrail.models.base.text_contract import TextModel
+from vitrail.models.catalog.catalog import load_built_in_families
 
 FAMILIES = {family.name: family for family in load_built_in_families()}
 IMAGE_CASES = {case: (name, {"image_size": SIZE, "classes": 5, **own}) for case, (name, own) in CASES.items()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.positions import sinusoid_2d
 from vitrail.models.parts.vit_positions import FIXED_TABLES
 from vitrail.models.vit import ViT, ViTConfig

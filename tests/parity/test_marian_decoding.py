@@ -7,9 +7,9 @@ import torch
 from support.text_peers import END, START, make_marian, make_random_transformer, make_sources, run_marian
 from torch import Tensor
 
-from vitrail.models.text_contract import Memory
-from vitrail.predict.beam_search import Stop, beam_search
-from vitrail.predict.decoding import Hypothesis, greedy
+from vitrail.models.base.text_contract import Memory
+from vitrail.predict.search.beam_search import Stop, beam_search
+from vitrail.predict.search.greedy_search import Hypothesis, greedy
 
 LENGTH = 28
 SIZES: Any = {"vocabulary": 100, "width": 32, "heads": 4, "encoder_depth": 2, "decoder_depth": 2, "mlp_width": 64}

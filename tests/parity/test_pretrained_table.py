@@ -13,9 +13,9 @@ from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import get_layout
 from vitrail.checkpoint.pretrained_files import add_timm_config
 from vitrail.checkpoint.reading import build_meta_model, translate_with_layout
-from vitrail.models.catalog import find_preset
-from vitrail.models.preset_list import list_presets
-from vitrail.models.pretrained import PretrainedWeights, list_pretrained_weights, read_pretrained_table
+from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.preset_list import list_presets
+from vitrail.models.catalog.pretrained import PretrainedWeights, list_pretrained_weights, read_pretrained_table
 
 ROWS = list(list_pretrained_weights())
 TIMM_NAMES: list[str] = timm.list_pretrained()

@@ -9,8 +9,8 @@ from support.text_model_names import convert_marian_names, convert_torch_names
 from support.text_models import draw_sentences, pad_rows
 from torch import Tensor, nn
 
-from vitrail.models.text_contract import Memory
-from vitrail.models.transformer import Transformer, TransformerConfig
+from vitrail.models.base.text_contract import Memory
+from vitrail.models.text.transformer import Transformer, TransformerConfig
 
 WIDTH, HEADS, MLP, DEPTH, VOCABULARY = 24, 4, 40, 2, 50
 LENGTHS = [9, 5, 1]

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 import vitrail
 from vitrail.checkpoint.name_table import convert_to_our_tensors
+from vitrail.models.base.checks import pair
 from vitrail.models.cait import NAME_TABLE, CaiT, CaiTConfig
-from vitrail.models.checks import pair
 from vitrail.models.deit import DeiT, DeiTConfig
 from vitrail.models.vit import ViT, ViTConfig
 

@@ -8,12 +8,12 @@ import torch
 from support.fake_notebook import FakeNotebook
 from support.toy_captions import open_toy_captioner
 
-from vitrail import progress
+from vitrail.base import progress
+from vitrail.base.errors import ConfigError, DataError
 from vitrail.caption_loading import LoadedCaptionModel
-from vitrail.data.collages import CollageImages
-from vitrail.data.image_items import ImageItem
-from vitrail.errors import ConfigError, DataError
-from vitrail.models.text_contract import Memory
+from vitrail.data.captions.collages import CollageImages
+from vitrail.data.images.image_items import ImageItem
+from vitrail.models.base.text_contract import Memory
 from vitrail.predict.captioner import Captioner, write_captions
 from vitrail.predict.translator import GREEDY, SearchSettings
 

@@ -20,13 +20,13 @@ from support.toy_exports import (
 )
 from support.toy_onnx_graphs import write_graph_folder
 
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
+from vitrail.base.files import get_cache_folder
 from vitrail.export.atomic_folder import write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
-from vitrail.files import get_cache_folder
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import open_torch_model
+from vitrail.opening import open_torch_model
 from vitrail.predict import engine_cache
 from vitrail.predict.engine_cache import (
     export_cache_path,

@@ -13,11 +13,11 @@ import torch
 from support.toy_exports import PREPROCESSING, ExportFinder, make_toy_model, random_pixels, save_toy_model
 
 import vitrail
-from vitrail.data.image_items import ImageItem
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.files import get_cache_folder
+from vitrail.data.images.image_items import ImageItem
 from vitrail.export.description import CONFIG_FILE
 from vitrail.export.exported_model import ExportedModel
-from vitrail.files import get_cache_folder
 from vitrail.predict import engine_selection
 from vitrail.predict.engine_cache import write_engine_speeds
 from vitrail.predict.engine_selection import EngineChoice, EngineOptions, open_on_fastest_engine

@@ -24,13 +24,13 @@ from support.toy_exports import (
     softmax_rows,
 )
 
+from vitrail.base.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.checkpoint import read
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.image_items import ImageItem
+from vitrail.data.images.decoding.model_input import decode_for_model
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.image_items import ImageItem
+from vitrail.data.images.preprocessing import Preprocessing, resize_and_crop
 from vitrail.data.photos import list_example_photos
-from vitrail.data.preprocessing import Preprocessing, resize_and_crop
-from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE
 from vitrail.export.export import export_model
 from vitrail.export.exported_model import ExportedModel

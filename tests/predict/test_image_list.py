@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.errors import ConfigError, DataError
+from vitrail.base.errors import ConfigError, DataError
 from vitrail.predict import image_list
 from vitrail.predict.image_list import (
     ImageListSummary,

@@ -9,7 +9,7 @@ from support.saved_models import write_model_folder
 from support.toy_datasets import write_image
 
 import vitrail
-from vitrail.errors import ConfigError, DataError
+from vitrail.base.errors import ConfigError, DataError
 from vitrail.predict.engine_selection import EngineOptions
 from vitrail.predict.job import PredictJob, format_field
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vitrail.data.image_items import ImageItem
-from vitrail.errors import DataError
+from vitrail.base.errors import DataError
+from vitrail.data.images.image_items import ImageItem
 from vitrail.predict.pipeline import run_pipeline
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vitrail.errors import VitrailError
+from vitrail.base.errors import VitrailError
 from vitrail.predict.predictions import (
     ClassProbability,
     Prediction,

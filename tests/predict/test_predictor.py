@@ -16,10 +16,10 @@ from support.noisy_weights import add_weight_noise
 from support.toy_exports import ExportFinder
 
 import vitrail
-from vitrail import progress
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.preprocessing import Preprocessing, preprocess_image
-from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
+from vitrail.base import progress
+from vitrail.base.errors import CheckpointError, ConfigError, DataError, VitrailError
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.predict.predictor import Predictor
 
 PREPROCESSING = Preprocessing(image_size=(64, 32), crop=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))

@@ -11,9 +11,9 @@ from support.fake_notebook import FakeNotebook
 from support.toy_translation import make_model, make_pairs, make_tokenizer, write_text_model
 
 import vitrail
-from vitrail import progress
-from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.predict.decoding import greedy
+from vitrail.base import progress
+from vitrail.base.errors import CheckpointError, ConfigError, DataError
+from vitrail.predict.search.greedy_search import greedy
 from vitrail.predict.translator import GREEDY, SearchSettings, Translator
 from vitrail.text_loading import LoadedTextModel, open_text_model
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.toy_onnx_graphs import ADDED_TABLE, SIZE, random_matrix, write_graph_folder
 
-from vitrail.data.image_items import ImageItem
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
+from vitrail.data.images.image_items import ImageItem
 from vitrail.export.description import ONNX_FILE
 from vitrail.export.exported_model import ExportedModel
 from vitrail.predict.engine_selection import EngineOptions, open_on_fastest_engine

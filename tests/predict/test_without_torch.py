@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from PIL import Image
 from support.toy_exports import LABELS, PREPROCESSING, ExportFinder, make_toy_model, random_pixels, save_toy_model
 
-from vitrail.data.decoding.model_input import decode_for_model
+from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.photos import list_example_photos
 from vitrail.predict.predictor import Predictor
 
@@ -119,8 +119,8 @@ def test_decoding_without_torch_is_bit_identical(bare: Path, photos: Path, tmp_p
     paths = [*sorted(photos.iterdir()), *list_example_photos()]
     program = (
         "import sys\nimport numpy as np\n"
-        "from vitrail.data.decoding.model_input import decode_for_model\n"
-        "from vitrail.data.preprocessing import Preprocessing\n"
+        "from vitrail.data.images.decoding.model_input import decode_for_model\n"
+        "from vitrail.data.images.preprocessing import Preprocessing\n"
         f"how = Preprocessing(image_size={PREPROCESSING.image_size}, crop={PREPROCESSING.crop}, "
         f"mean={PREPROCESSING.mean}, std={PREPROCESSING.std})\n"
         f"seen = np.stack([decode_for_model(each, how) for each in {list(map(str, paths))!r}])\n"

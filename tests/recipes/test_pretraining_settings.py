@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.recipes.pretraining_settings import ByolSettings, CheckedSettings, DinoSettings
 from vitrail.recipes.schedule import Schedule
 

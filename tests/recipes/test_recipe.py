@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options.values import parse_field
-from vitrail.errors import ConfigError
-from vitrail.models.catalog import create, find_preset
+from vitrail.models.catalog.catalog import create, find_preset
 from vitrail.recipes.recipe import (
     SECTIONS,
     Recipe,

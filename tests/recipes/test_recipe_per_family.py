@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.json_yaml import parse_yaml
+from vitrail.base.json_yaml import parse_yaml
 from vitrail.models import FAMILIES
-from vitrail.models.catalog import load_built_in_families
+from vitrail.models.catalog.catalog import load_built_in_families
 from vitrail.recipes.recipe import open_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"

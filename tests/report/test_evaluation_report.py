@@ -10,10 +10,11 @@ from support.figure_checks import check_figure
 from support.saved_models import LABELS, write_model_folder
 from support.toy_datasets import write_class_folders
 
+from vitrail.base.style import WRONG
 from vitrail.evaluation.evaluation_data import open_labelled_images, select_images
-from vitrail.inspection.explain import Explainer
+from vitrail.inspection.explain.explainer import Explainer
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import open_torch_model
+from vitrail.opening import open_torch_model
 from vitrail.report.evaluation_report import (
     EvaluatedImages,
     build_result_sections,
@@ -24,7 +25,6 @@ from vitrail.report.evaluation_report import (
 )
 from vitrail.report.html_page import PageSection, render_page
 from vitrail.report.model_report import build_model_report, choose_explained_images
-from vitrail.style import WRONG
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.train.run_list import RecordedTask, RunSummary
 

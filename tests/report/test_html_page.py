@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.figures import CaptionedFigure, new_figure
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.figures import CaptionedFigure, new_figure
+from vitrail.base.text import escape_unprintable
 from vitrail.report.html_page import KEPT_CHARACTERS, PageSection, render_page, write_page
-from vitrail.text import escape_unprintable
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support.browser_pages import COLOUR_SCHEMES, WINDOW_WIDTHS, find_page_faults, open_in_browser
 
+from vitrail.base.figures import CaptionedFigure, new_figure
+from vitrail.base.style import FIGURE_WIDTH, SEQUENTIAL_MAP
 from vitrail.cli import build_app
-from vitrail.figures import CaptionedFigure, new_figure
 from vitrail.report.html_page import PageSection, render_page, write_page
-from vitrail.style import FIGURE_WIDTH, SEQUENTIAL_MAP
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -11,8 +11,8 @@ from support.noisy_weights import add_weight_noise
 from support.toy_datasets import random_array
 
 import vitrail
-from vitrail.data.image_items import ImageItem
-from vitrail.inspection.explain import Explainer
+from vitrail.data.images.image_items import ImageItem
+from vitrail.inspection.explain.explainer import Explainer
 from vitrail.report.html_page import render_page, write_page
 from vitrail.report.model_report import build_model_report
 

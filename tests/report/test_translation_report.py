@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.toy_translators import make_translator
 
-from vitrail.figures import FigureFolder
+from vitrail.base.figures import FigureFolder
 from vitrail.report.html_page import allow_script
 from vitrail.report.translation_report import (
     SCRIPT_FILE,

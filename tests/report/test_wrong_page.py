@@ -10,7 +10,7 @@ from support.toy_datasets import write_class_folders
 
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.evaluation_data import open_labelled_images
-from vitrail.loading import open_torch_model
+from vitrail.opening import open_torch_model
 from vitrail.report.html_page import write_page
 from vitrail.report.wrong_page import render_wrong_page
 

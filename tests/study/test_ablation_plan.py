@@ -12,7 +12,7 @@ from support.figure_checks import check_texts
 from support.toy_datasets import write_class_folders
 
 import vitrail
-from vitrail.errors import VitrailError
+from vitrail.base.errors import VitrailError
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, AblationPlanner, AblationVariant

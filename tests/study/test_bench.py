@@ -13,7 +13,7 @@ from support.figure_checks import check_figure
 from support.saved_models import write_convnet_folder, write_model_folder
 
 import vitrail
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.study import bench as benches
 from vitrail.study import bench_engines, bench_startup, timing
 from vitrail.study.bench import BenchRequest, run_benchmark

@@ -19,12 +19,12 @@ from support.toy_datasets import write_class_folders
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.checkpoint.run_files import FinishedRun
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.preprocessing import Preprocessing, preprocess_image
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.datasets import DatasetSplits
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.loaded_model import LoadedModel
 from vitrail.study.compare import ComparedModel, compare, predict_classes

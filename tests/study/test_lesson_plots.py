@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from vitrail.figures import CaptionedFigure
-from vitrail.inspection.position_similarity import position_similarity
+from vitrail.base.figures import CaptionedFigure
+from vitrail.base.style import DIVERGING_MAP
+from vitrail.inspection.representation.position_similarity import position_similarity
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.study.lesson_plots import (
     LESSON_FORMULAS,
@@ -21,7 +22,6 @@ from vitrail.study.lesson_plots import (
     plot_sinusoid_positions,
     sinusoid_tables,
 )
-from vitrail.style import DIVERGING_MAP
 
 needs_matplotlib = pytest.mark.usefixtures("matplotlib")
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from support.figure_checks import check_texts
 
-from vitrail.errors import VitrailError
+from vitrail.base.errors import VitrailError
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import AblationVariant

@@ -14,7 +14,7 @@ from support.command_processes import PROCESSES
 from support.figure_checks import check_figure
 from torch import Tensor
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.study import sequence_cost as costs
 from vitrail.study.sequence_cost import (
     CLEAR_REFS_FILE,

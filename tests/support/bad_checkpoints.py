@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.files.raw_contents import read_raw_contents
-from vitrail.errors import CheckpointError
 
 TENSORS = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
 BOMB_BYTES = 6 * 10**7

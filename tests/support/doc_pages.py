@@ -109,7 +109,7 @@ def check_command(text: str) -> None:
     if words[0] == "vitrail":
         with (  # models and data of the reader, or of a step that was not run
             patch("vitrail.checkpoint.model_location.check_model_exists"),
-            patch("vitrail.data.datasets.check_data_exists"),
+            patch("vitrail.data.images.datasets.check_data_exists"),
         ):
             build_app().parse_args(words[1:], exit_on_error=False, print_error=False)
     else:

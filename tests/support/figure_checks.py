@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 from PIL import Image
 
-from vitrail.figures import CaptionedFigure
+from vitrail.base.figures import CaptionedFigure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -196,8 +196,8 @@ class TimeoutError(BaseException):  # noqa: A001
 
 
 def main(folder: Path, count: int) -> None:
+    from vitrail.base.errors import CheckpointError
     from vitrail.checkpoint.files.raw_contents import read_raw_contents
-    from vitrail.errors import CheckpointError
 
     def overdue(*_: Any) -> None:
         raise TimeoutError(f"more than {TIME_LIMIT} s")

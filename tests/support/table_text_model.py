@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from vitrail.models.text_contract import Memory, TextModel
-from vitrail.predict.decoding import Hypothesis
+from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.predict.search.greedy_search import Hypothesis
 
 PAD, START, END = range(3)
 WORDS = (3, 4, 5, 6)

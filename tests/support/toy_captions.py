@@ -9,11 +9,11 @@ import torch
 import vitrail
 from vitrail.caption_loading import LoadedCaptionModel, open_caption_model
 from vitrail.checkpoint.caption_folder import write_caption_model
-from vitrail.data.captions import CaptionedImages, CaptionSplits, open_collages
-from vitrail.data.collages import COLLAGE_SIDE, CollageImages
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.captions.caption_data import CaptionedImages, CaptionSplits, open_collages
+from vitrail.data.captions.collages import COLLAGE_SIDE, CollageImages
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.models.caption_model import CaptionModel
+from vitrail.models.text.caption_model import CaptionModel
 from vitrail.recipes.caption_settings import CaptionSettings
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.tasks.caption import CaptionTask, create_decoder

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from support.noisy_weights import add_weight_noise, randomise_batch_norms
 
 import vitrail
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.export import EXPORT_STAGES, export_model
 
 SIZE = (48, 32)  # 3×2 patches: rows and columns are not to be mixed up

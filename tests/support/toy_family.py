@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checkpoint_side import CheckpointSide, InferredConfig, SourceNames, TensorShapes
-from vitrail.models.checks import Size, check_fields, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.name_entries import make_entry
-from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
+from vitrail.models.base.checkpoint_side import CheckpointSide, InferredConfig, SourceNames, TensorShapes
+from vitrail.models.base.checks import Size, check_fields, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import make_entry
+from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
 
 @dataclass(frozen=True, kw_only=True)

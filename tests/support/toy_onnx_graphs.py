@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.description import ONNX_FILE, ExportDescription, OutputKind
 
 SIZE, CLASSES = (8, 8), 5

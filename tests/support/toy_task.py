@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.augment.view_config import ViewAugmentation
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.views import View
-from vitrail.models.checks import MAY_BE_ZERO
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.augment.view_config import ViewAugmentation
+from vitrail.data.images.datasets import DatasetSplits
+from vitrail.data.images.views import View
+from vitrail.models.base.checks import MAY_BE_ZERO
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock, Schedule

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.models.text_contract import Memory, TextModel
+from vitrail.models.base.text_contract import Memory, TextModel
 
 
 @dataclass(frozen=True)

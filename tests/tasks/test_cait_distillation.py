@@ -10,7 +10,7 @@ from support.noisy_weights import add_weight_noise
 from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images, create_runs, data
 
 import vitrail
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.recipes.recipe import LoopSettings
 from vitrail.tasks.teacher import Teacher
 from vitrail.train.fit import fit

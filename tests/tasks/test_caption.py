@@ -22,15 +22,15 @@ from test_train_fit import StopAt, assert_same, read_checkpoint_and_log
 from torch import multiprocessing
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.caption_loading import open_caption_model
-from vitrail.data.augment.config import Augmentation
 from vitrail.data.batch import Batch
-from vitrail.data.captions import CaptionedImages, CaptionSplits
-from vitrail.data.formats.class_folders import FileDataset
+from vitrail.data.captions.caption_data import CaptionedImages, CaptionSplits
+from vitrail.data.images.augment.config import Augmentation
+from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.distributed import Ranks
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models.catalog import find_preset
-from vitrail.models.text_contract import Memory
+from vitrail.models.base.text_contract import Memory
+from vitrail.models.catalog.catalog import find_preset
 from vitrail.recipes.recipe import OptimizationSettings, Recipe, open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

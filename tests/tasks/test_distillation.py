@@ -11,8 +11,8 @@ from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.tasks.classification import Classification, classification_loss
 from vitrail.tasks.distillation import DistillationLoss, check_distill_token_fits_model, make_distillation

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail import tasks
+from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.cli import build_app
 from vitrail.data.batch import Batch
-from vitrail.errors import ConfigError, VitrailError
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

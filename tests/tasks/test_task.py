@@ -14,9 +14,9 @@ from test_train_fit import StopAt, assert_same, read_checkpoint_and_log
 from torch import Tensor, multiprocessing, nn
 
 import vitrail
+from vitrail.base.errors import ConfigError
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import SCHEDULED_SETTINGS, OptimizationSettings, Recipe
 from vitrail.recipes.schedule import Clock, Schedule, parse_schedule
 from vitrail.tasks.image_task import open_image_source

@@ -11,10 +11,10 @@ from support.toy_task import RECIPE, SelfDistillation, make_backbone, make_data,
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.batch import Batch
-from vitrail.data.views import View
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.data.images.views import View
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

@@ -12,8 +12,8 @@ from test_train_fit import assert_same, read_checkpoint_and_log
 
 import vitrail
 from vitrail import tasks
+from vitrail.base.errors import ConfigError
 from vitrail.cli import build_app
-from vitrail.errors import ConfigError
 from vitrail.train.run_folder import RunFolder
 
 

@@ -16,10 +16,10 @@ from test_train_fit import EVERYTHING, colour_images, data, model
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.preprocessing import Preprocessing, preprocess_image
-from vitrail.errors import CheckpointError, ConfigError, DataError
-from vitrail.loading import open_model, open_timm_model
+from vitrail.base.errors import CheckpointError, ConfigError, DataError
+from vitrail.data.images.datasets import DatasetSplits
+from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
+from vitrail.opening import open_model, open_timm_model
 from vitrail.tasks.teacher import Teacher, TeacherView
 
 CPU = torch.device("cpu")

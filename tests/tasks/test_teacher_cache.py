@@ -16,12 +16,12 @@ from test_train_fit import PLAIN, data
 from torch import Tensor
 
 import vitrail.tasks.teacher_cache
-from vitrail import locks
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import DatasetSplits, DatasetSubset
-from vitrail.data.loader import evaluation_batches
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.base import locks
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.datasets import DatasetSplits, DatasetSubset
+from vitrail.data.images.loader import evaluation_batches
 from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.classification import Classification, LossInputs
 from vitrail.tasks.distillation import DistillationLoss, make_distillation

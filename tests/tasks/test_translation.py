@@ -16,12 +16,12 @@ from test_train_fit import StopAt, assert_same, read_checkpoint_and_log
 from torch import multiprocessing
 
 import vitrail
-from vitrail.data.augment.config import Augmentation
+from vitrail.base.errors import ConfigError
 from vitrail.data.batch import Batch
+from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.text.pairs import PairSplits, SentencePairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.evaluation.translation_scores import score_translations
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.schedule import Clock, lr_factor

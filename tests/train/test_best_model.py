@@ -12,8 +12,8 @@ from test_train_fit import PLAIN, StopAt, create_runs, data, model
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.cli import build_app
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
@@ -103,7 +103,7 @@ def test_save_that_was_interrupted_leaves_a_model_that_opens(tmp_path: Path, mon
         train(ScriptedScores(1, 2, 3), run, stop=2)
     task = ScriptedScores(1, 2, 3)
     with monkeypatch.context() as patch:
-        patch.setattr("vitrail.checkpoint.sources.vitrail.write_text", fail)
+        patch.setattr("vitrail.checkpoint.layouts.vitrail.write_text", fail)
         with pytest.raises(KeyboardInterrupt):
             train(task, run)
     assert torch.equal(load_head(run), task.weights[2])

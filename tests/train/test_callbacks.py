@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 from support.fake_notebook import FakeNotebook
 
-from vitrail import progress
+from vitrail.base import progress
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.train.callbacks import (

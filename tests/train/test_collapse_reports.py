@@ -18,9 +18,9 @@ from torch import Tensor
 
 import vitrail
 from vitrail import cli, tasks
+from vitrail.base.errors import VitrailError
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSplits
-from vitrail.errors import VitrailError
+from vitrail.data.images.datasets import DatasetSplits
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.collapse import COLLAPSED, SPREAD_SIGN, CollapsedError, CollapseWarning, CollapseWatch

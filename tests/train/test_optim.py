@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 import vitrail
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.tasks.classification import Classification
 from vitrail.train.muon import Muon

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
 from vitrail.train.resume import load_newest_checkpoint_on_ranks, truncate_log
 from vitrail.train.run_folder import RunFolder, name_run
 from vitrail.train.training_state import TrainingState, read_training_state, write_training_state

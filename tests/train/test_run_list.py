@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from vitrail.base.errors import ConfigError, DataError
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
-from vitrail.errors import ConfigError, DataError
-from vitrail.models.catalog import find_preset
+from vitrail.models.catalog.catalog import find_preset
 from vitrail.tasks.metric import Metric
 from vitrail.train import log
 from vitrail.train.run_list import RecordedTask, list_run_cells, read_run_summaries, read_run_summary

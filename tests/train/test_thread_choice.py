@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from test_train_fit import PLAIN, StopAt, data, model
 
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.machine import count_cores
 from vitrail.cli import build_app
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.machine import count_cores
 from vitrail.recipes.recipe import LoopSettings
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.image_task import open_image_source

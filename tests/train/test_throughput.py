@@ -5,8 +5,8 @@ import torch
 from test_train_fit import PLAIN, data, model
 from torch import nn
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.image_task import open_image_source

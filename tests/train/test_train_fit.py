@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.augment.config import Augmentation
-from vitrail.data.datasets import DatasetSplits
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.base.errors import ConfigError, DataError, VitrailError
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.augment.config import Augmentation
+from vitrail.data.images.datasets import DatasetSplits
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.tasks.classification import LossInputs, classification_loss
 from vitrail.train.callbacks import TrainingStart

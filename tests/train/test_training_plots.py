@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from support.figure_checks import check_texts
 
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.figures import sanitize_label
 from vitrail.evaluation.metrics import CalibrationBin, MetricAccumulator
 from vitrail.evaluation.plots import (
     draw_confusion_matrix,
@@ -18,7 +19,6 @@ from vitrail.evaluation.plots import (
     plot_confusion_matrix,
     plot_reliability_diagram,
 )
-from vitrail.figures import sanitize_label
 from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
 from vitrail.train.plots import choose_metrics, draw_training_curves, plot_training_curves
 

@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
+from vitrail.base.errors import CheckpointError, DataError
+from vitrail.base.files import WEIGHTS_FILE_SUFFIXES, open_regular_file_descriptor
 from vitrail.checkpoint.bundled import list_bundled_models
 from vitrail.checkpoint.run_files import PLAN_FILE
-from vitrail.data.decoding.image_formats import detect_image_format
+from vitrail.data.images.decoding.image_formats import detect_image_format
 from vitrail.data.photos import EXAMPLE_PREFIX
-from vitrail.errors import CheckpointError, DataError
-from vitrail.files import WEIGHTS_FILE_SUFFIXES, open_regular_file_descriptor
-from vitrail.models.preset_list import resolve_alias
+from vitrail.models.catalog.preset_list import resolve_alias
 
 ORDER = "The model comes first, then the images"
 MODEL_FILES = (PLAN_FILE, "model.safetensors", "pytorch_model.bin", "model.onnx", "model.pt2")  # of a folder

@@ -7,9 +7,9 @@ from typing import Any
 from vitrail.checkpoint.files.weight_folders import DECODER_FOLDER, ENCODER_FOLDER
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.writing import write
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.caption_model import CaptionModel
-from vitrail.models.family import Family
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.models.base.family import Family
+from vitrail.models.text.caption_model import CaptionModel
 
 
 def write_caption_model(

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args
 
+from vitrail.base.errors import CheckpointError, ConfigError, unknown_name_error
+from vitrail.base.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.checkpoint.resample import ResamplingPolicy
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError, unknown_name_error
-from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
+from vitrail.data.images.preprocessing import Preprocessing
 
 FORMAT_VERSION = 1  # increased only if an older vitrail can no longer read the folder
 TEXT_FIELDS = ("languages", "tokenizer")  # of text models only

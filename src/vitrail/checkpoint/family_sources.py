@@ -3,14 +3,14 @@
 from collections.abc import Collection
 from typing import Any
 
+from vitrail.base.errors import CheckpointError, unknown_name_error
+from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.name_table import PLACEHOLDER, compile_name_pattern
-from vitrail.errors import CheckpointError, unknown_name_error
-from vitrail.models import catalog
-from vitrail.models.checkpoint_side import SourceNames
-from vitrail.models.family import Family
-from vitrail.models.family_index import SourceEntry, list_family_entries
-from vitrail.text import abbreviate_list
+from vitrail.models.base.checkpoint_side import SourceNames
+from vitrail.models.base.family import Family
+from vitrail.models.catalog import catalog
+from vitrail.models.catalog.family_index import SourceEntry, list_family_entries
 
 FamilySource = tuple[Family, SourceNames]
 FoundSource = tuple[str, SourceEntry]  # the name of a family that is not imported yet

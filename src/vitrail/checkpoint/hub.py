@@ -15,6 +15,8 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from vitrail.base.errors import CheckpointError, describe_error, missing_package_error
+from vitrail.base.files import file_checksum, get_cache_folder
 from vitrail.checkpoint.files.weight_folders import (
     CONFIG_FILE,
     INDEX_SUFFIX,
@@ -25,8 +27,6 @@ from vitrail.checkpoint.files.weight_folders import (
     read_json_if_exists,
 )
 from vitrail.checkpoint.tokenizer_file import TOKENIZER_FILE
-from vitrail.errors import CheckpointError, describe_error, missing_package_error
-from vitrail.files import file_checksum, get_cache_folder
 
 HUB_PREFIX = "hf-hub:"
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)

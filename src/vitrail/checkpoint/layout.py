@@ -11,19 +11,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitrail.base.errors import CheckpointError, unknown_name_error
+from vitrail.base.files import write_atomically
+from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.config_from_shapes import find_assumptions, infer_config, parse_image_size
 from vitrail.checkpoint.description import TYPE_NAMES, Description
 from vitrail.checkpoint.files.raw_contents import WRAPPER_KEYS, RawContents
+from vitrail.checkpoint.layouts import SOURCE_NAMES
 from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
 from vitrail.checkpoint.resample import ResamplingPolicy
-from vitrail.checkpoint.sources import SOURCE_NAMES
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, unknown_name_error
-from vitrail.files import write_atomically
-from vitrail.models.checkpoint_side import SourceNames
-from vitrail.models.family import Family
-from vitrail.models.name_entries import NameEntry
-from vitrail.text import abbreviate_list
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.models.base.checkpoint_side import SourceNames
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import NameEntry
 
 T = TypeVar("T")
 OWN_LAYOUT = "vitrail"
@@ -67,7 +67,7 @@ def list_layouts() -> Iterator[Layout]:
 def get_layout(name: str) -> Layout:
     if name not in LAYOUT_NAMES:
         raise unknown_name_error("layout", name, LAYOUT_NAMES)
-    return import_module(f"vitrail.checkpoint.sources.{name}").LAYOUT
+    return import_module(f"vitrail.checkpoint.layouts.{name}").LAYOUT
 
 
 def detect_layout(contents: RawContents, source: str | None) -> Layout:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitrail.text import abbreviate_list, format_table
+from vitrail.base.text import abbreviate_list, format_table
 
 NOT_CONFIG_FIELDS = ("preprocessing", "labels")
 

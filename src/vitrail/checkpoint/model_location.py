@@ -6,14 +6,14 @@ torch is not imported, so that a wrong name and a missing network are reported a
 import os
 from pathlib import Path
 
+from vitrail.base.errors import CheckpointError, find_nearest_name
+from vitrail.base.files import suggest_sibling
 from vitrail.checkpoint import hub
 from vitrail.checkpoint.argument_order import image_as_model_error, is_model_name
 from vitrail.checkpoint.bundled import find_bundled_model, list_bundled_models
 from vitrail.checkpoint.pretrained_files import locate_pretrained_weights
 from vitrail.data.photos import EXAMPLE_PREFIX
-from vitrail.errors import CheckpointError, find_nearest_name
-from vitrail.files import suggest_sibling
-from vitrail.models.pretrained import (
+from vitrail.models.catalog.pretrained import (
     PretrainedWeights,
     find_pretrained_weights,
     find_weights_by_repository,

@@ -7,8 +7,8 @@ from functools import cache
 
 from torch import Tensor
 
-from vitrail.errors import CheckpointError
-from vitrail.models.name_entries import NameEntry
+from vitrail.base.errors import CheckpointError
+from vitrail.models.base.name_entries import NameEntry
 
 PLACEHOLDER = re.compile("([#%~=*])")
 NUMBER_SHIFTS = {"%": 1, "~": -1}  # from our number to theirs

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.base.errors import CheckpointError, CheckpointWarning
+from vitrail.base.files import get_cache_folder
 from vitrail.checkpoint import hub
 from vitrail.checkpoint.files.weight_folders import WEIGHT_SUFFIXES
-from vitrail.checkpoint.imagenet_classes import list_imagenet_labels
-from vitrail.errors import CheckpointError, CheckpointWarning
-from vitrail.files import get_cache_folder
-from vitrail.models.pretrained import PretrainedWeights, read_pretrained_table
+from vitrail.data.images.imagenet_classes import list_imagenet_labels
+from vitrail.models.catalog.pretrained import PretrainedWeights, read_pretrained_table
 
 if TYPE_CHECKING:
     from vitrail.checkpoint.files.raw_contents import RawContents

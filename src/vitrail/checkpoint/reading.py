@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.base.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
+from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
-from vitrail.checkpoint.imagenet_classes import IMAGENET, list_imagenet_labels
 from vitrail.checkpoint.layout import (
     LAYOUT_KEY,
     LAYOUT_NAMED_KEY,
@@ -35,13 +36,12 @@ from vitrail.checkpoint.model_location import (
 from vitrail.checkpoint.pretrained_files import add_timm_config, get_known_labels
 from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
-from vitrail.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
-from vitrail.models import catalog
-from vitrail.models.checks import ImageConfig, pair
-from vitrail.models.contract import check_reads_images
-from vitrail.models.family import Family
-from vitrail.models.pretrained import PretrainedWeights, find_weights_by_file_name
-from vitrail.text import abbreviate_list
+from vitrail.data.images.imagenet_classes import IMAGENET, list_imagenet_labels
+from vitrail.models.base.checks import ImageConfig, pair
+from vitrail.models.base.contract import check_reads_images
+from vitrail.models.base.family import Family
+from vitrail.models.catalog import catalog
+from vitrail.models.catalog.pretrained import PretrainedWeights, find_weights_by_file_name
 
 RUNNABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
 SIZE_FIELDS = ("width", "widths", "depth", "depths", "stages", "heads", "patch_size")  # that tell presets apart

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import unknown_name_error
+from vitrail.base.errors import unknown_name_error
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.parts.windows import mirror_offsets
 

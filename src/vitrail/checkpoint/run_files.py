@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import ConfigError, describe_error
-from vitrail.files import read_text, suggest_sibling
-from vitrail.json_yaml import parse_json, verify_and_remove_checksum
+from vitrail.base.errors import ConfigError, describe_error
+from vitrail.base.files import read_text, suggest_sibling
+from vitrail.base.json_yaml import parse_json, verify_and_remove_checksum
 
 PLAN_FILE, LOG_FILE, CURVES_FILE = "run.json", "log.jsonl", "curves.png"
 RUN_SUBFOLDERS = ("checkpoints", "model", "best", "tensorboard", "figures")  # best: the model of the best evaluation

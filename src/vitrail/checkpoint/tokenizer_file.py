@@ -3,8 +3,8 @@
 from hashlib import sha256
 from pathlib import Path
 
-from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import make_folder, read_text, write_text
+from vitrail.base.errors import CheckpointError, describe_error
+from vitrail.base.files import make_folder, read_text, write_text
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 2**26

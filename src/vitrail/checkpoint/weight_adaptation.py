@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.load_report import LoadReport
 from vitrail.checkpoint.resample import (
     ResamplingPolicy,
@@ -16,10 +17,9 @@ from vitrail.checkpoint.resample import (
     resample_positions,
     resample_projection,
 )
-from vitrail.errors import CheckpointError
 from vitrail.layers.positions import Grid
-from vitrail.models.checkpoint_side import CheckpointSide, ResampledKind
-from vitrail.models.contract import ImageModel
+from vitrail.models.base.checkpoint_side import CheckpointSide, ResampledKind
+from vitrail.models.base.contract import ImageModel
 
 CHANGEABLE_FIELDS = (
     *("image_size", "patch_size", "classes", "dropout", "attention_dropout", "stochastic_depth", "dynamic"),

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import __version__
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import choose_source, get_built_in_family, has_layout
 from vitrail.checkpoint.layout import OWN_LAYOUT, Layout, get_layout, list_layouts
 from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum, write_tokenizer_file
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError
-from vitrail.models.catalog import find_config_family
-from vitrail.models.checks import pair
-from vitrail.models.contract import Model, unwrap_compiled
-from vitrail.models.family import Family
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import Model, unwrap_compiled
+from vitrail.models.base.family import Family
+from vitrail.models.catalog.catalog import find_config_family
 
 GELU_NAMES = ("gelu", "gelu_tanh", "quick_gelu")
 

@@ -16,13 +16,13 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, Group
 
 from vitrail import __version__
+from vitrail.base.errors import VitrailError, VitrailWarning, describe_error, format_install_command
+from vitrail.base.text import escape_unprintable
 from vitrail.cli.options.groups import COMMON, TASKS
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
+from vitrail.cli.output.streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 from vitrail.cli.usage_errors import check_command, describe_usage_error
-from vitrail.errors import VitrailError, VitrailWarning, describe_error, format_install_command
-from vitrail.output_streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 from vitrail.tasks import PRETRAINING_TASKS
-from vitrail.text import escape_unprintable
 
 COMMAND_GROUPS = {  # headings of `vitrail --help`
     "Train": ("train", "distill", "pretrain", *(f"pretrain {task}" for task in PRETRAINING_TASKS), "runs"),

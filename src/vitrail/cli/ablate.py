@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import DEFAULT_STUDENT, StudyFlags, TeacherCache, TeacherModel
 from vitrail.cli.options.values import parse_field, parse_size
 from vitrail.cli.output.messages import print_text
-from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.study.ablation_runs import TrainingStudy

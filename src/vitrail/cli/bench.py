@@ -1,10 +1,10 @@
 """vitrail bench: measure how fast models run on this machine."""
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields, parse_integers, parse_size, split_commas
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import prepare_figure_folder, write_and_print_benchmark
-from vitrail.errors import ConfigError
 
 
 def bench(

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import escape_unprintable
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import SPEED
 from vitrail.cli.options.predict_flags import Images
@@ -14,10 +16,8 @@ from vitrail.cli.options.search_flags import SearchFlags
 from vitrail.cli.output.messages import print_error
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import open_figure_output
+from vitrail.cli.output.streams import get_binary_buffer
 from vitrail.cli.usage_errors import check_arguments
-from vitrail.errors import ConfigError
-from vitrail.output_streams import get_binary_buffer
-from vitrail.text import escape_unprintable
 
 
 def caption(
@@ -67,7 +67,7 @@ def caption(
     title = f"What {Path(model).name} looked at"
     output = None if out is None else open_figure_output(out, title, svg=svg, arrays=arrays, overwrite=overwrite)
 
-    from vitrail.inspection.caption_figures import DescribedImage, describe_arguments
+    from vitrail.inspection.sentences.caption_figures import DescribedImage, describe_arguments
     from vitrail.predict.captioner import Caption, Captioner
 
     how = search or SearchFlags()

@@ -47,7 +47,7 @@ def compare(
 
     from vitrail.distributed import Ranks, resolve_device
     from vitrail.evaluation.evaluation_data import get_validation_images
-    from vitrail.loading import open_model
+    from vitrail.opening import open_model
     from vitrail.study.compare import compare as compare_models
     from vitrail.study.compare import open_comparison_data
     from vitrail.study.plots import COMPARISON_FILES, write_comparison

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from vitrail.base.files import refuse_existing_outputs
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL
 from vitrail.cli.options.values import check_model_exists, convert_dtype, parse_fields, parse_size, read_labels
 from vitrail.cli.output.messages import print_text
-from vitrail.files import refuse_existing_outputs
 
 Layout = Literal[
     "vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "moco", "akamaster", "t2t", "t2t_by_width",
@@ -91,7 +91,7 @@ def convert(
     from vitrail.checkpoint.run_files import find_finished_run
     from vitrail.checkpoint.tokenizer_file import read_tokenizer_file
     from vitrail.cli import name_options
-    from vitrail.loading import choose_preprocessing, refuse_load_arguments_as_fields
+    from vitrail.opening import choose_preprocessing, refuse_load_arguments_as_fields
     from vitrail.tasks.pretraining.pretraining import read_part_tensors
 
     refuse_load_arguments_as_fields(given)

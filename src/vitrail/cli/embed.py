@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.predict_flags import Images, PredictFlags
-from vitrail.errors import ConfigError
 
 
 def embed(

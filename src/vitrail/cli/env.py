@@ -8,9 +8,10 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from vitrail import __version__, machine
+from vitrail import __version__
+from vitrail.base import machine
+from vitrail.base.text import format_count
 from vitrail.cli.options import model_flags as flags
-from vitrail.text import format_count
 
 PACKAGES = ("torch", "numpy", "pillow", "safetensors", "matplotlib", "huggingface_hub", "cyclopts", "rich", "pyyaml")
 EXTRAS = {  # optional packages: the extra that installs them, or none
@@ -61,7 +62,7 @@ def describe_package(name: str, extra: str | None = None) -> tuple[str, str]:
 
 def describe_caches() -> dict[str, str]:
     """The folders of vitrail and huggingface_hub with their sizes."""
-    from vitrail.files import get_cache_folder
+    from vitrail.base.files import get_cache_folder
 
     folders = {"vitrail": get_cache_folder()}
     with suppress(ImportError):  # not needed where only exported models run

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL, TRANSLATION
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_model_fields, read_labels
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import check_output_file, prepare_figure_folder, print_report
-from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.evaluation.checkpoint_evaluation import CheckpointEvaluation
@@ -102,9 +102,9 @@ def eval(  # noqa: A001
     check_minimum("--workers", workers, 0)
     check_output_file("--wrong", wrong, WRONG_SUFFIXES, overwrite=overwrite)
 
+    from vitrail.base.files import make_writable_folder
     from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
     from vitrail.evaluation.plots import EVALUATION_FILES, write_evaluation
-    from vitrail.files import make_writable_folder
 
     opened = open_checkpoint_evaluation(
         checkpoint,
@@ -218,7 +218,7 @@ def evaluate_captions(
     """Evaluate a run of captions, and print or write the result."""
     check_minimum("--batch", batch, 1)
 
-    from vitrail.inspection.caption_evaluation import (
+    from vitrail.inspection.sentences.caption_evaluation import (
         CAPTION_EVALUATION_FILES,
         choose_part,
         evaluate_captioner,

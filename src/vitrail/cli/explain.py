@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.inspection_inputs import open_explainer, open_inspected_model
 from vitrail.cli.options.predict_flags import OptionalImages
@@ -14,12 +15,11 @@ from vitrail.cli.options.values import parse_fields
 from vitrail.cli.output.messages import print_error, print_note, print_text
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import open_figure_output
+from vitrail.cli.output.streams import get_binary_buffer
 from vitrail.cli.usage_errors import check_arguments
-from vitrail.errors import ConfigError
-from vitrail.output_streams import get_binary_buffer
 
 if TYPE_CHECKING:
-    from vitrail.figures import FigureFolder
+    from vitrail.base.figures import FigureFolder
 
 Method = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms", "pca", "neighbours"]
 
@@ -149,7 +149,7 @@ def explain(
         if unused := [name for name, is_given in of_maps.items() if is_given]:
             raise ConfigError(f"{unused[0]} cannot be combined with --method {method}; leave it out")
 
-        from vitrail.inspection.explain_together import explain_by_components, explain_by_neighbours
+        from vitrail.inspection.explain.explain_together import explain_by_components, explain_by_neighbours
 
         loaded = open_inspected_model(checkpoint, fields, preprocessing, device, labels, image_size)
         if method == "pca":
@@ -160,9 +160,9 @@ def explain(
                 loaded, images, data, output, k=wanted, on_note=print_note, progress=progress_bar, **writing
             )
     else:
-        from vitrail.figures import FigureFile
-        from vitrail.inspection.explain_files import can_occlude, explain_arguments
-        from vitrail.inspection.explain_options import ExplainOptions, default_method, default_methods
+        from vitrail.base.figures import FigureFile
+        from vitrail.inspection.explain.explain_files import can_occlude, explain_arguments
+        from vitrail.inspection.explain.explain_options import ExplainOptions, default_method, default_methods
 
         explainer = open_explainer(checkpoint, fields, preprocessing, device, labels, image_size)
         by_default = method is None and not any(of_maps.values()) and not isinstance(output, FigureFile)

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.files import refuse_existing_outputs
+from vitrail.base.text import format_count
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_model_fields, read_labels
 from vitrail.cli.output.messages import print_error, print_notes
-from vitrail.errors import ConfigError
-from vitrail.files import refuse_existing_outputs
-from vitrail.text import format_count
 
 
 def export(
@@ -89,8 +89,8 @@ def export(
         return
 
     from vitrail.export.export import export_model
-    from vitrail.loading import open_dynamic_module, open_torch_model
-    from vitrail.models.contract import takes_other_sizes
+    from vitrail.models.base.contract import takes_other_sizes
+    from vitrail.opening import open_dynamic_module, open_torch_model
     from vitrail.predict.image_list import decode_images
 
     open_wanted = open_dynamic_module if dynamic else open_torch_model

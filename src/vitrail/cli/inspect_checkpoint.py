@@ -7,10 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import CheckpointError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_model_exists, parse_fields
 from vitrail.cli.output.messages import print_text
-from vitrail.errors import CheckpointError
 
 
 def inspect_checkpoint(

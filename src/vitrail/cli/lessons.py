@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
-from vitrail.errors import ConfigError
 
 PAGE_INTRODUCTION = "Three parts of a Vision Transformer and its training, drawn with the code that the models use."
 
@@ -36,8 +36,8 @@ def lessons(
         flag = "--svg" if svg else "--arrays"
         raise ConfigError(f"{flag} with the page {out}, which is a single file; expected a folder, such as -o lessons")
 
-    from vitrail.figures import list_figure_paths
-    from vitrail.files import refuse_existing_outputs
+    from vitrail.base.figures import list_figure_paths
+    from vitrail.base.files import refuse_existing_outputs
     from vitrail.report.html_page import PageSection, render_page, write_page
     from vitrail.study.lesson_plots import LESSON_FORMULAS, plot_all_lessons
 

@@ -48,7 +48,7 @@ def look(
     check_minimum("--batch", batch, 1)
 
     from vitrail.evaluation.evaluation_data import select_images
-    from vitrail.inspection.explain_options import ExplainOptions
+    from vitrail.inspection.explain.explain_options import ExplainOptions
     from vitrail.inspection.model_figures import FIGURE_NAMES
     from vitrail.inspection.model_figures import look as draw_figures
 

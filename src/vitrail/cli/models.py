@@ -6,12 +6,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import format_table
 from vitrail.checkpoint.bundled import list_bundled_models
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.output.messages import print_notes
-from vitrail.errors import ConfigError
-from vitrail.models.preset_table import describe_presets, find_presets, list_comparison_cells, list_preset_cells
-from vitrail.text import format_table
+from vitrail.models.catalog.preset_table import describe_presets, find_presets, list_comparison_cells, list_preset_cells
 
 
 def models(
@@ -65,8 +65,8 @@ def models(
 
 def measure_speeds(names: Sequence[str]) -> Mapping[str, float]:
     """Images per second of each model that reads images; the models take turns."""
+    from vitrail.base.machine import count_cores
     from vitrail.cli.output.progress import progress_bar
-    from vitrail.machine import count_cores
     from vitrail.study.bench import BenchRequest, run_benchmark
 
     request = BenchRequest(

@@ -4,12 +4,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA
 from vitrail.cli.options.values import check_data_exists, check_minimum, parse_fields, parse_integers
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.results import prepare_figure_folder, print_report
-from vitrail.errors import ConfigError
 
 
 def probe(
@@ -85,7 +85,7 @@ def probe(
 
     from vitrail.evaluation.probes.probe import probe as probe_models
     from vitrail.evaluation.probes.probe_plots import PROBE_FILES, write_probe
-    from vitrail.loading import open_model
+    from vitrail.opening import open_model
 
     loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]
     prepare_figure_folder(out, PROBE_FILES, overwrite=overwrite)

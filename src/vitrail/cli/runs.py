@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from vitrail.base.files import refuse_existing_outputs
+from vitrail.base.text import format_table
 from vitrail.cli.options import model_flags as flags
-from vitrail.files import refuse_existing_outputs
-from vitrail.text import format_table
 
 
 def runs(

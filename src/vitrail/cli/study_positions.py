@@ -4,11 +4,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.ablate import run_study
 from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import StudyFlags
 from vitrail.cli.options.values import parse_field
-from vitrail.errors import ConfigError
 
 
 def positions(

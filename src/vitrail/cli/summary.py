@@ -55,7 +55,7 @@ def summary(
         given |= [parse_field(f"classes={classes}")]
 
     from vitrail.inspection.summary import summarize
-    from vitrail.loading import build_without_weights
+    from vitrail.opening import build_without_weights
 
     found = summarize(build_without_weights(model, given), batch=batch, depth=depth)
     print(json.dumps(asdict(found), indent=2) if as_json else found)

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options.recipe_flags import TrainRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import ImageOrTextFlags, RunFlags
 from vitrail.cli.options.values import parse_fields
-from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import Recipe, open_recipe
 
 

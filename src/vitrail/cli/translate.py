@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import format_job_time
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.search_flags import SearchFlags
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
 from vitrail.cli.output.progress import progress_bar
-from vitrail.errors import ConfigError
-from vitrail.output_streams import get_binary_buffer
-from vitrail.text import format_job_time
+from vitrail.cli.output.streams import get_binary_buffer
 
 Texts = Annotated[
     str,

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from cyclopts import CycloptsError, Token, UnknownCommandError, UnknownOptionError
 from cyclopts.exceptions import CoercionError, MissingArgumentError, RepeatArgumentError, UnusedCliTokensError
 
-from vitrail.errors import ConfigError, find_nearest_name
+from vitrail.base.errors import ConfigError, find_nearest_name
 
 SYNONYMS_FILE = Path(__file__).with_name("names_in_other_tools.json")  # our names: those of other tools
 NUMBER_NAMES: dict[Any, str] = {int: "a whole number", float: "a number"}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from vitrail.errors import DataError
+from vitrail.base.errors import DataError
 
 
 def is_worker_death(error: BaseException | None) -> bool:

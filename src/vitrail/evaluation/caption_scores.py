@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.evaluation.translation_scores import import_sacrebleu, is_sacrebleu_installed
 
 

@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 import torch
 
-from vitrail.checkpoint.class_mapping import match_data_classes_to_model
-from vitrail.data.datasets import ImageDataset
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.class_mapping import match_data_classes_to_model
+from vitrail.data.images.datasets import ImageDataset
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.evaluation_data import find_default_data, get_validation_images, open_evaluation_data
 from vitrail.evaluation.metrics import Evaluation
 from vitrail.export.description import is_exported
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import GivenPreprocessing, open_model, read_model_description
+from vitrail.opening import GivenPreprocessing, open_model, read_model_description
 
 IMAGENET_CLASSES = 1000  # of ReaL labels
 

@@ -9,21 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import DatasetSplits, ImageDataset
-from vitrail.data.loader import evaluation_batches
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.torch_dataset import TorchDataset, TorchDatasetAdapter
+from vitrail.base.errors import ConfigError, DataError, unusable_device_error
+from vitrail.base.progress import track_progress
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.datasets import DatasetSplits, ImageDataset
+from vitrail.data.images.loader import evaluation_batches
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.data.images.torch_dataset import TorchDataset, TorchDatasetAdapter
 from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
 from vitrail.evaluation.wrong_predictions import list_wrong_predictions
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import unusable_device_error
-from vitrail.models.checks import ImageConfig, check_count, find_image_config
-from vitrail.models.contract import check_reads_images
-from vitrail.progress import track_progress
+from vitrail.models.base.checks import ImageConfig, check_count, find_image_config
+from vitrail.models.base.contract import check_reads_images
 
 
 def evaluate(

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import DataError, VitrailError
+from vitrail.base.errors import DataError, VitrailError
+from vitrail.base.text import format_count, format_table, make_printable
 from vitrail.evaluation.wrong_predictions import WrongPrediction
-from vitrail.text import format_count, format_table, make_printable
 
 CALIBRATION_BINS = 15  # for the calibration error, as in Guo 2017 (arXiv 1706.04599)
 MAX_CLASSES_IN_CONFUSION = 4096  # a confusion matrix of this many classes takes 128 MB; larger ones are not computed

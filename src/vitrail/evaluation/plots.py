@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.base.figures import measure_text, new_figure, save_figure, style_axes, wrap_label
+from vitrail.base.files import write_text
+from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, RED, SHARE_MAP, SOFT
+from vitrail.base.text import format_count
 from vitrail.evaluation.metrics import CalibrationBin, Evaluation
-from vitrail.figures import measure_text, new_figure, save_figure, style_axes, wrap_label
-from vitrail.files import write_text
-from vitrail.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, RED, SHARE_MAP, SOFT
-from vitrail.text import format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from vitrail.base.errors import ConfigError, DataError, unknown_name_error
+from vitrail.base.files import write_text
+from vitrail.base.text import format_count
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.text.batches import EncodedPairs, load_validation_batches
 from vitrail.data.text.pair_files import UNNAMED_COLUMNS
 from vitrail.data.text.pairs import BUILT_IN_PAIRS, PairSplits, SentencePairs, open_pairs
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.errors import ConfigError, DataError, unknown_name_error
 from vitrail.evaluation.evaluation_data import is_same_data_path
 from vitrail.evaluation.translation_scores import (
     CorpusScores,
@@ -23,10 +25,8 @@ from vitrail.evaluation.translation_scores import (
     measure_token_loss,
     score_translations,
 )
-from vitrail.files import write_text
 from vitrail.predict.output.translation_files import make_single_line
 from vitrail.predict.translator import SearchSettings, Translator
-from vitrail.text import format_count
 from vitrail.text_loading import LoadedTextModel, open_text_model
 
 TEXT_EVALUATION_FILES = ("evaluation.json", "translations.tsv")

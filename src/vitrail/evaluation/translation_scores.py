@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError, missing_package_error
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, missing_package_error
 from vitrail.evaluation.evaluate import temporary_eval_mode
 
 MAX_LOG_PERPLEXITY = 100.0  # the perplexity of a model that diverged stays a finite number

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitrail.files import write_atomically
+from vitrail.base.files import write_atomically
 from vitrail.predict.output.row_formats import (
     encode_utf8,
     escape_formula_in_path,

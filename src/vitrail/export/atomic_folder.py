@@ -12,10 +12,10 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 
-from vitrail.errors import CheckpointError, describe_error
+from vitrail.base.errors import CheckpointError, describe_error
+from vitrail.base.files import is_leftover_temporary_file
+from vitrail.base.locks import LOCK_FILE_NAME, lock_folder
 from vitrail.export.description import CONFIG_FILE, CTRANSLATE2_FILES, EXPORT_FILES, has_export_config
-from vitrail.files import is_leftover_temporary_file
-from vitrail.locks import LOCK_FILE_NAME, lock_folder
 
 
 def check_target_folder(folder: Path, *, overwrite: bool) -> None:

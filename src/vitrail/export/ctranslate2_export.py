@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitrail.base.errors import CheckpointError, describe_error
+from vitrail.base.files import file_checksum, write_text
+from vitrail.base.json_yaml import add_checksum
+from vitrail.base.text import format_count
 from vitrail.checkpoint.tokenizer_file import TOKENIZER_FILE
 from vitrail.data.text.tatoeba import TATOEBA_LANGUAGES, read_tatoeba
 from vitrail.data.text.token_rows import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.errors import CheckpointError, describe_error
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.ctranslate2_spec import build_spec, import_ctranslate2
 from vitrail.export.description import CONFIG_FILE, CTRANSLATE2_FILES
-from vitrail.files import file_checksum, write_text
-from vitrail.json_yaml import add_checksum
-from vitrail.models.text_contract import TextModel
-from vitrail.text import format_count
+from vitrail.models.base.text_contract import TextModel
 
 CHECKED_SENTENCES = 50
 MAX_CHECKED_TOKENS = 50  # of a translation

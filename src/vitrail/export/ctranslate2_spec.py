@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError, missing_package_error
-from vitrail.models.parts.text_layers import NORM_EPS, DecoderLayer, EncoderLayer
-from vitrail.models.parts.text_stacks import TextStacks
-from vitrail.models.parts.token_embedding import SequencePositions
-from vitrail.models.text_contract import TextModel
+from vitrail.base.errors import ConfigError, missing_package_error
+from vitrail.models.base.text_contract import TextModel
+from vitrail.models.text.text_layers import NORM_EPS, DecoderLayer, EncoderLayer
+from vitrail.models.text.text_stacks import TextStacks
+from vitrail.models.text.token_embedding import SequencePositions
 
 if TYPE_CHECKING:
     from vitrail.data.text.tokenizer import TextTokenizer

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
-from vitrail.files import check_regular_file, file_checksum, open_regular_file_descriptor, read_text, write_text
-from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
+from vitrail.base.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
+from vitrail.base.files import check_regular_file, file_checksum, open_regular_file_descriptor, read_text, write_text
+from vitrail.base.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
+from vitrail.data.images.preprocessing import Preprocessing
 
 ONNX_FILE, CONFIG_FILE, TORCH_PROGRAM_FILE = "model.onnx", "config.json", "model.pt2"
 ONNX_DATA_FILE = f"{ONNX_FILE}.data"  # weights that exceed the 2 GB limit of model.onnx

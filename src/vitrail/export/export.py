@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from vitrail.base.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
+from vitrail.base.progress import track_progress
 from vitrail.checkpoint.files.checksums import checksum_tensors
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.photos.views import make_photo_views
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
 from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription, OutputKind
@@ -29,10 +30,9 @@ from vitrail.export.export_module import (
 from vitrail.export.onnx_file import check_onnx_packages, find_size_multiple, trace_to_exported_program, write_onnx
 from vitrail.export.onnx_session import run_onnx_file, silence_warnings
 from vitrail.export.quantise import quantise_onnx_file, write_description_and_onnx_metadata
-from vitrail.models.checks import pair
-from vitrail.models.contract import check_reads_images, find_image_model
-from vitrail.models.token_merging import add_token_merging
-from vitrail.progress import track_progress
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import check_reads_images, find_image_model
+from vitrail.models.parts.token_merging import add_token_merging
 
 ExportFormat = Literal["onnx", "onnx-int8", "torch-export"]
 EXPORT_STAGES = {"onnx": 3, "onnx-int8": 4, "torch-export": 2}  # torch's outputs, then what is written and compared

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.description import OutputKind
 from vitrail.layers.attention import SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
-from vitrail.models.checks import find_image_config
-from vitrail.models.contract import find_image_model, unwrap_compiled
-from vitrail.models.token_merging import MergingBlocks
+from vitrail.models.base.checks import find_image_config
+from vitrail.models.base.contract import find_image_model, unwrap_compiled
+from vitrail.models.parts.token_merging import MergingBlocks
 
 
 class ExportModule(nn.Module):

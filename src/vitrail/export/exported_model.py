@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import CheckpointError, describe_error
+from vitrail.base.errors import CheckpointError, describe_error
 from vitrail.export.description import ExportDescription, find_onnx_file, read_description, read_folder_description
 from vitrail.export.onnx_session import TIMEOUT_SECONDS, import_onnxruntime, open_verified_session, run_with_timeout
-from vitrail.models.checks import pair
+from vitrail.models.base.checks import pair
 
 
 class ExportedModel:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.export.exported_model import ExportedModel
-from vitrail.models.checks import Size
+from vitrail.models.base.checks import Size
 
 
 @dataclass(frozen=True, kw_only=True)

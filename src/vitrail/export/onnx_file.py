@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, describe_error, missing_package_error
+from vitrail.base.errors import ConfigError, describe_error, missing_package_error
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.description import OutputKind
 from vitrail.export.export_module import ExportModule
 from vitrail.export.onnx_session import silence_warnings
-from vitrail.models.checks import pair
-from vitrail.models.contract import find_image_model
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import find_image_model
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # to write a file, and to compare it with torch
 OPSET = 20  # the first with Gelu; few runtimes have newer ones

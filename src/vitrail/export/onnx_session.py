@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import CheckpointError, ConfigError, describe_error, missing_package_error
-from vitrail.files import file_checksum, open_regular_file_descriptor
+from vitrail.base.errors import CheckpointError, ConfigError, describe_error, missing_package_error
+from vitrail.base.files import file_checksum, open_regular_file_descriptor
 
 MAX_ONNX_BYTES = 2**31  # bytes of an ONNX file: the limit of protobuf
 TIMEOUT_SECONDS = 60.0  # seconds to open a graph, and for its first image: a malicious one may loop forever

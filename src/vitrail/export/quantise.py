@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import CheckpointError, VitrailError, describe_error, missing_package_error
+from vitrail.base.errors import CheckpointError, VitrailError, describe_error, missing_package_error
+from vitrail.base.files import file_checksum
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.atomic_folder import write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, ExportDescription
 from vitrail.export.onnx_session import open_session, run_onnx_file, run_with_timeout, silence_warnings
-from vitrail.files import file_checksum
 
 OUTLIER_RATIO = 100.0  # largest value over root mean square, above which an input is not quantised
 

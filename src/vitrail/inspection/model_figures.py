@@ -13,34 +13,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, VitrailError, unknown_name_error
+from vitrail.base.errors import ConfigError, DataError, VitrailError, unknown_name_error
+from vitrail.base.figures import CaptionedFigure
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
-from vitrail.figures import CaptionedFigure
-from vitrail.inspection.attention_distance import (
+from vitrail.inspection.attention.attention_distance import (
     attention_distance,
     plot_attention_distance,
     reduced_attention_distance,
     uniform_attention_distance,
     window_attention_distance,
 )
-from vitrail.inspection.capture import capture_attention, capture_tokens, why_several_grids
-from vitrail.inspection.cka import MIN_CKA_IMAGES, linear_cka, plot_cka
-from vitrail.inspection.explain import Explainer
-from vitrail.inspection.explain_options import ExplainOptions
-from vitrail.inspection.filters import find_first_filters, plot_filters, principal_filters
-from vitrail.inspection.occlusion import can_drop_tokens, plot_occlusion, probabilities_without_patches
-from vitrail.inspection.patch_pca import colour_patches, plot_patch_pca, to_rgb_array
-from vitrail.inspection.position_similarity import find_position_table, plot_position_similarity, position_similarity
-from vitrail.inspection.token_statistics import (
+from vitrail.inspection.attention.capture import capture_attention, capture_tokens, why_several_grids
+from vitrail.inspection.explain.explain_options import ExplainOptions
+from vitrail.inspection.explain.explainer import Explainer
+from vitrail.inspection.explain.occlusion import can_drop_tokens, plot_occlusion, probabilities_without_patches
+from vitrail.inspection.representation.cka import MIN_CKA_IMAGES, linear_cka, plot_cka
+from vitrail.inspection.representation.filters import find_first_filters, plot_filters, principal_filters
+from vitrail.inspection.representation.patch_pca import colour_patches, plot_patch_pca, to_rgb_array
+from vitrail.inspection.representation.position_similarity import (
+    find_position_table,
+    plot_position_similarity,
+    position_similarity,
+)
+from vitrail.inspection.representation.token_statistics import (
     plot_class_distillation_similarity,
     plot_token_norms,
     token_norms,
     token_similarity,
 )
 from vitrail.loaded_model import LoadedModel
-from vitrail.models.checks import check_count
-from vitrail.models.contract import ImageModel
+from vitrail.models.base.checks import check_count
+from vitrail.models.base.contract import ImageModel
 from vitrail.models.parts.reduced_attention import ReducedGrid
 from vitrail.models.parts.windows import Windows
 from vitrail.predict.predictor import Predictor

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.errors import ConfigError
-from vitrail.models.checks import check_count, find_image_config, pair
-from vitrail.models.contract import ImageModel, check_reads_images, unwrap_compiled
-from vitrail.text import format_table
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import format_table
+from vitrail.models.base.checks import check_count, find_image_config, pair
+from vitrail.models.base.contract import ImageModel, check_reads_images, unwrap_compiled
 
 FLOAT_BYTES = 4
 BARE_PARAMETER = "parameter"  # the kind of a row that is not a layer

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.init import init_layers
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_layers
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head

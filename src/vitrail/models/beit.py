@@ -13,23 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, join_masks
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import check_patch_config, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.name_entries import THREE_PARTS, TWO_PARTS, TensorTransform, make_entry, make_same_name_entries
-from vitrail.models.parts import encoder_names, hf_names
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import check_patch_config, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import THREE_PARTS, TWO_PARTS, TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.names import encoder_names, hf_names
+from vitrail.models.names.tensor_shapes import get_tensor_shape
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.config_fields import EncoderConfig
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.qv_bias import KeylessBiasLinear
 from vitrail.models.parts.scaled_init import init_scaled_layers
-from vitrail.models.parts.tensor_shapes import get_tensor_shape
 
 
 @dataclass(frozen=True, kw_only=True)

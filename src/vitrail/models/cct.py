@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample, sinusoid_1d
-from vitrail.models.checkpoint_side import CheckpointSide
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.init import init_layers
+from vitrail.models.base.checkpoint_side import CheckpointSide
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_layers
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.head import make_head, zero_head
 

@@ -13,22 +13,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
-from vitrail.models.contract import ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.init import init_small
-from vitrail.models.name_entries import IDENTITY, NameEntry, TensorTransform, make_entry
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
+from vitrail.models.base.contract import ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_small
+from vitrail.models.base.name_entries import IDENTITY, NameEntry, TensorTransform, make_entry
+from vitrail.models.names.hf_names import make_hf_heading
+from vitrail.models.names.tensor_shapes import count_stage_blocks, describe_stages, get_tensor_shape
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.convnet import ConvNet
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.hf_names import make_hf_heading
 from vitrail.models.parts.stages import check_stages
-from vitrail.models.parts.tensor_shapes import count_stage_blocks, describe_stages, get_tensor_shape
 
 NORM_EPS, KERNEL = 1e-6, 7
 

@@ -13,25 +13,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_used, pair
-from vitrail.models.contract import ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.init import init_small_linear
-from vitrail.models.name_entries import make_entry, make_same_name_entries
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
-from vitrail.models.parts.tensor_shapes import (
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_used, pair
+from vitrail.models.base.contract import ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_small_linear
+from vitrail.models.base.name_entries import make_entry, make_same_name_entries
+from vitrail.models.names.tensor_shapes import (
     count_classes,
     count_distinct_numbers_in_names,
     count_stage_blocks,
     get_tensor_shape,
 )
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.windows import MaskedWindowAttention, Windows, check_windows, look_up_offsets
 
 NORM_EPS = 1e-5

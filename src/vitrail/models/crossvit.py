@@ -12,21 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import AttentionLayer, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_images, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.init import init_layers
-from vitrail.models.name_entries import make_entry, make_same_name_entries
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_images, pair
+from vitrail.models.base.contract import ImageModel, ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_layers
+from vitrail.models.base.name_entries import make_entry, make_same_name_entries
+from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 from vitrail.models.parts.blocks import make_blocks, scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import zero_head
 from vitrail.models.parts.prefix import prepend_tokens
-from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
 STEM_STRIDES = {12: (4, 3, 1), 16: (4, 2, 2)}  # of three convolutions, by patch size
 TURNS = ((0, 1), (1, 0))  # the branch whose class token changes, and the one that it attends to

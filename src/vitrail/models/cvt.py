@@ -11,29 +11,29 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import CheckpointError, ConfigError
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.name_entries import make_entry, make_same_name_entries
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.conv_tokens import ConvEmbed
-from vitrail.models.parts.convnet_names import BATCH_NORM_PARTS
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
-from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
-from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
-from vitrail.models.parts.tensor_shapes import (
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.base.contract import ImageModel, ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import make_entry, make_same_name_entries
+from vitrail.models.names.convnet_names import BATCH_NORM_PARTS
+from vitrail.models.names.tensor_shapes import (
     count_stage_blocks,
     describe_stages,
     find_published_heads,
     get_tensor_shape,
 )
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
+from vitrail.models.parts.conv_tokens import ConvEmbed
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
+from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
 
 NORM_EPS = 1e-5
 

@@ -12,24 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention_weights, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.init import init_as_deit
-from vitrail.models.name_entries import make_same_name_entries
-from vitrail.models.parts import encoder_names
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_as_deit
+from vitrail.models.base.name_entries import make_same_name_entries
+from vitrail.models.names import encoder_names
+from vitrail.models.names.convnet_names import list_batch_norm_names
+from vitrail.models.names.tensor_shapes import count_distinct_numbers_in_names, get_tensor_shape
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.convnet_names import list_batch_norm_names
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
-from vitrail.models.parts.tensor_shapes import count_distinct_numbers_in_names, get_tensor_shape
 
 STEM_WIDTH = 64  # channels of the convolutional stem, the same in every size
 

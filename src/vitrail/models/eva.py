@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import SwiGlu
 from vitrail.layers.positions import Grid, resample, rotate
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.parts import eva_names
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.names import eva_names
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.config_fields import EncoderConfig
 from vitrail.models.parts.head import make_head, zero_head

@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.layers.positions import Grid, resample
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.init import init_layers, lecun_normal_
-from vitrail.models.name_entries import make_same_name_entries
-from vitrail.models.parts import encoder_names
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_layers, lecun_normal_
+from vitrail.models.base.name_entries import make_same_name_entries
+from vitrail.models.names import encoder_names
+from vitrail.models.names.flax_names import make_resnet_entries
+from vitrail.models.names.tensor_shapes import count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.flax_names import make_resnet_entries
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.same_padding import MaxPoolSame, pad_same
-from vitrail.models.parts.tensor_shapes import count_stage_blocks, get_tensor_shape
 
 Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
 

@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import causal_mask, merge_heads
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, SourceNames, TensorShapes
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.name_entries import TensorTransform, make_entry
+from vitrail.models.base.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, SourceNames, TensorShapes
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import TensorTransform, make_entry
+from vitrail.models.names.tensor_shapes import get_tensor_shape
 from vitrail.models.parts.head import make_head
-from vitrail.models.parts.key_values import KeyValues
-from vitrail.models.parts.tensor_shapes import get_tensor_shape
+from vitrail.models.text.key_values import KeyValues
 
 NORM_EPS = 1e-5
 

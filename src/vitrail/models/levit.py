@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import AttentionLayer, merge_heads, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
-from vitrail.models.contract import Level, make_patch_sizes
-from vitrail.models.family import Family
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
+from vitrail.models.base.contract import Level, make_patch_sizes
+from vitrail.models.base.family import Family
+from vitrail.models.names.levit_names import CHECKPOINT
 from vitrail.models.parts.constant_tensors import remember_tensor
 from vitrail.models.parts.head import zero_head
-from vitrail.models.parts.levit_names import CHECKPOINT
 from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, halve_grid
 from vitrail.models.parts.windows import mirror_offsets

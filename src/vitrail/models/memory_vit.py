@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level, unwrap_compiled
-from vitrail.models.family import Family
-from vitrail.models.init import init_layers
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level, unwrap_compiled
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_layers
 from vitrail.models.parts.blocks import make_blocks
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens

@@ -12,20 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import AttentionLayer, SelfAttention
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.name_entries import THREE_PARTS, NameEntry, TensorTransform, make_entry, make_same_name_entries
-from vitrail.models.parts.convnet_names import BATCH_NORM_PARTS, make_preset_card
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.base.contract import ImageModel, ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import THREE_PARTS, NameEntry, TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.names.convnet_names import BATCH_NORM_PARTS, make_preset_card
+from vitrail.models.names.hf_names import make_hf_heading
+from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.hf_names import make_hf_heading
 from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
-from vitrail.models.parts.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 NORM_EPS = 1e-5

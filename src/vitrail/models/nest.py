@@ -15,28 +15,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
 from vitrail.layers.attention import attention
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.contract import Level, make_patch_sizes
-from vitrail.models.family import Family
-from vitrail.models.init import init_small
-from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.same_padding import MaxPoolSame
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
-from vitrail.models.parts.tensor_shapes import (
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.contract import Level, make_patch_sizes
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_small
+from vitrail.models.base.name_entries import TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.names.tensor_shapes import (
     count_stage_blocks,
     describe_stages,
     find_published_heads,
     get_tensor_shape,
 )
+from vitrail.models.parts.blocks import scale_rate
+from vitrail.models.parts.config_fields import DropRates
+from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.same_padding import MaxPoolSame
+from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 NORM_EPS = 1e-6

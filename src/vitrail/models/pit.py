@@ -9,20 +9,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.name_entries import make_entry, make_same_name_entries
-from vitrail.models.parts import encoder_names
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.base.contract import ImageModel, ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import make_entry, make_same_name_entries
+from vitrail.models.names import encoder_names
+from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.prefix import prepend_tokens
 from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 NORM_EPS = 1e-6
 

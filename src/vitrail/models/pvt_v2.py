@@ -10,21 +10,21 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.name_entries import TWO_PARTS, make_entry, make_same_name_entries
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.contract import ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import TWO_PARTS, make_entry, make_same_name_entries
+from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.reduced_attention import ReducedAttention, ReducedGrid
 from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, flatten_map, unflatten_map
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 NORM_EPS = 1e-6
 POOLED = 7  # rows and columns of keys of the pooled variant

@@ -14,22 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.contract import ImageModel, ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.init import init_small_linear
-from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.contract import ImageModel, ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_small_linear
+from vitrail.models.base.name_entries import TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import OffsetBias, TokenWindows, WindowAttention, WindowMixing, init_offset_biases
 
 NORM_EPS = 1e-6

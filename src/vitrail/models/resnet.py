@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, pair
-from vitrail.models.family import Family
-from vitrail.models.name_entries import make_entry, make_same_name_entries
-from vitrail.models.parts import convnet_names
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import make_entry, make_same_name_entries
+from vitrail.models.names import convnet_names
+from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.convnet import ConvNet
 from vitrail.models.parts.head import make_head
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 
 ShortcutKind = Literal["projection", "padding"]
 

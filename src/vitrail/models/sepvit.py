@@ -13,21 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, merge_heads, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
-from vitrail.models import checkpoint_side as side
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
-from vitrail.models.contract import ImageSizes, Level
-from vitrail.models.family import Family
-from vitrail.models.name_entries import TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.contract import ImageSizes, Level
+from vitrail.models.base.family import Family
+from vitrail.models.base.name_entries import TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
 from vitrail.models.parts.head import make_head, zero_head
 from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
-from vitrail.models.parts.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
 from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows, check_windows
 
 NORM_EPS = 1e-6

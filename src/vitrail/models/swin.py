@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
-from vitrail.models.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.contract import Level, make_patch_sizes
-from vitrail.models.family import Family
-from vitrail.models.init import init_small_linear
-from vitrail.models.parts import swin_names
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.contract import Level, make_patch_sizes
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_small_linear
+from vitrail.models.names import swin_names
 from vitrail.models.parts.blocks import scale_rate
 from vitrail.models.parts.config_fields import DropRates
 from vitrail.models.parts.head import make_head, zero_head

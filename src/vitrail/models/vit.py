@@ -10,22 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Activation
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, join_axes, resample
-from vitrail.models.checkpoint_side import CheckpointSide
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.family import Family
-from vitrail.models.init import init_layers, lecun_normal_
+from vitrail.models.base.checkpoint_side import CheckpointSide
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
+from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.family import Family
+from vitrail.models.base.init import init_layers, lecun_normal_
+from vitrail.models.names.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_vit_config
+from vitrail.models.names.hf_names import HF_DINO, HF_REGISTER, HF_VIT
+from vitrail.models.names.siglip_names import HF_SIGLIP
 from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_vit_config
 from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.hf_names import HF_DINO, HF_REGISTER, HF_VIT
 from vitrail.models.parts.prefix import prepend_tokens
-from vitrail.models.parts.siglip_names import HF_SIGLIP
 from vitrail.models.parts.vit_positions import FIXED_TABLES, in_attention
 from vitrail.models.parts.vit_variants import VARIANT_ALIASES, VARIANTS
 

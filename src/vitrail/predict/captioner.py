@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.base.errors import ConfigError, DataError
+from vitrail.base.progress import progress_bar
 from vitrail.caption_loading import LoadedCaptionModel, open_caption_model
-from vitrail.data.image_items import ImageItem
+from vitrail.data.images.image_items import ImageItem
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.errors import ConfigError, DataError
-from vitrail.models.checks import check_count
-from vitrail.models.text_contract import Memory, TextModel
-from vitrail.predict.decoding import Hypothesis, Penalty
+from vitrail.models.base.checks import check_count
+from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.predict.search.greedy_search import Hypothesis, Penalty
 from vitrail.predict.translator import SearchSettings
-from vitrail.progress import progress_bar
 
 MAX_CAPTION_TOKENS = 60  # by default
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vitrail import __version__
-from vitrail.errors import CheckpointError, VitrailError
+from vitrail.base.errors import CheckpointError, VitrailError
+from vitrail.base.files import file_checksum, get_cache_folder, make_folder, read_text, write_text
+from vitrail.base.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
+from vitrail.base.locks import wait_for_entry_lock
 from vitrail.export.description import ONNX_FILE, read_folder_description
 from vitrail.export.exported_model import ExportedModel
-from vitrail.files import file_checksum, get_cache_folder, make_folder, read_text, write_text
-from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.loaded_model import LoadedModel
-from vitrail.locks import wait_for_entry_lock
 from vitrail.predict.model_checksums import compute_onnx_checksums, hash_texts
 
 EXPORTS_FOLDER = "exports"

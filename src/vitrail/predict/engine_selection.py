@@ -12,16 +12,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
-from vitrail.data.image_items import ImageItem
-from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
+from vitrail.base.errors import ConfigError, DataError, VitrailError, describe_error
+from vitrail.base.machine import count_cores, describe_machine
+from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
+from vitrail.data.images.image_items import ImageItem
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import GivenPreprocessing, download_if_missing, open_model
-from vitrail.machine import count_cores, describe_machine
-from vitrail.models.checks import pair
+from vitrail.models.base.checks import pair
+from vitrail.opening import GivenPreprocessing, download_if_missing, open_model
 from vitrail.predict.engine_cache import open_cached_int8_export, read_engine_speeds, write_engine_speeds
 from vitrail.predict.model_checksums import compute_model_key
 from vitrail.predict.pipeline import Engine

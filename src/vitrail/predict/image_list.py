@@ -14,13 +14,13 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.base.errors import ConfigError, DataError, describe_error
+from vitrail.base.text import format_count
 from vitrail.checkpoint.argument_order import model_as_image_error
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.formats.class_folders import SymlinkGuard, is_folder_entry, is_image_name
-from vitrail.data.image_items import ImageItem
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, describe_error
-from vitrail.text import format_count
+from vitrail.data.images.decoding.model_input import decode_for_model
+from vitrail.data.images.formats.class_folders import SymlinkGuard, is_folder_entry, is_image_name
+from vitrail.data.images.image_items import ImageItem
+from vitrail.data.images.preprocessing import Preprocessing
 
 STDIN = "-"
 MAX_NAMES_IN_MEMORY = 100_000  # names of one folder in memory: one with a million files is read ten times

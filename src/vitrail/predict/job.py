@@ -13,9 +13,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
 
-from vitrail.data.image_items import ImageItem
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError
+from vitrail.base.errors import ConfigError, DataError
+from vitrail.base.text import format_count
+from vitrail.data.images.image_items import ImageItem
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.predict.engine_selection import EngineChoice, EngineOptions, open_on_fastest_engine
 from vitrail.predict.image_list import (
     ImageList,
@@ -42,7 +43,6 @@ from vitrail.predict.output.row_formats import (
 )
 from vitrail.predict.pipeline import ImageResult
 from vitrail.predict.predictor import Predictor, compute_map_shapes
-from vitrail.text import format_count
 
 ResultSink = PredictionFile | FeatureFile | PredictionPrinter
 ENGINE_SAMPLE_SIZE = 32  # images of the job on which engines are compared

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from vitrail.base.errors import VitrailError
+from vitrail.base.files import file_checksum
 from vitrail.checkpoint.bundled import find_bundled_model
-from vitrail.errors import VitrailError
 from vitrail.export.description import CONFIG_FILE, find_onnx_file, is_exported, read_folder_description
 from vitrail.export.onnx_session import external_data_path
-from vitrail.files import file_checksum
 
 WEIGHT_SUFFIXES = (".safetensors", ".onnx", ".data", ".pt2", ".bin", ".pth", ".pt", ".npz")
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.image_items import ImageItem
-from vitrail.errors import DataError
+from vitrail.base.errors import DataError
+from vitrail.data.images.image_items import ImageItem
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.predict.output.completed_images import compute_file_stamp
 

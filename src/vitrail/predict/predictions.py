@@ -7,11 +7,11 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.checkpoint.class_mapping import split_label
-from vitrail.errors import VitrailError
+from vitrail.base.errors import VitrailError
+from vitrail.base.style import BLUE
+from vitrail.base.text import escape_unprintable, format_probability
+from vitrail.data.images.class_mapping import split_label
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
-from vitrail.style import BLUE
-from vitrail.text import escape_unprintable, format_probability
 
 BARS_STYLE = (
     "display: grid; grid-template-columns: max-content 14em max-content; gap: 2px 10px; align-items: center; "

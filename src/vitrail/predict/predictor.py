@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.decoding.rgb_image import TensorLike
-from vitrail.data.image_items import ImageItem
-from vitrail.errors import ConfigError, VitrailError, unknown_name_error
+from vitrail.base.errors import ConfigError, VitrailError, unknown_name_error
+from vitrail.base.machine import count_cores
+from vitrail.base.progress import progress_bar
+from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
+from vitrail.data.images.decoding.model_input import decode_for_model
+from vitrail.data.images.decoding.rgb_image import TensorLike
+from vitrail.data.images.image_items import ImageItem
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.export.description import OUTPUT_KINDS, OutputKind
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import GivenPreprocessing, open_model
-from vitrail.machine import count_cores
-from vitrail.models.checks import Size, check_count, find_image_config, pair
+from vitrail.models.base.checks import Size, check_count, find_image_config, pair
+from vitrail.opening import GivenPreprocessing, open_model
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictions import Prediction, predictions_from_logits
-from vitrail.progress import progress_bar
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,7 @@ class Predictor:
         )
         self.model: Any = None  # the module, if torch runs it
         if not isinstance(self.loaded.model, ExportedModel) and engine not in ("onnx", "int8"):
-            from vitrail.models.token_merging import add_token_merging
+            from vitrail.models.parts.token_merging import add_token_merging
 
             self.model = add_token_merging(self.loaded.model, merge)
         self.engine: Engine = open_engine(self, self.output, engine, streams, threads)
@@ -229,7 +229,7 @@ def compute_map_shapes(predictor: Predictor) -> list[tuple[int, ...]]:
     """The shape of the feature map of each level, (D, h, w), for images of the preprocessing's size."""
     import torch
 
-    from vitrail.models.contract import unwrap_compiled
+    from vitrail.models.base.contract import unwrap_compiled
 
     model, how = predictor.loaded.model, predictor.preprocessing
     if isinstance(model, ExportedModel):
@@ -290,7 +290,7 @@ def choose_features(loaded: LoadedModel) -> OutputKind:
     if isinstance(loaded.model, ExportedModel):
         output = loaded.model.description.output
         return "class" if output == "logits" else output  # an export of logits has no features, which is an error
-    from vitrail.models.contract import find_image_model
+    from vitrail.models.base.contract import find_image_model
 
     declared = find_image_model(loaded.model)
     return "class" if declared is not None and declared.classifier_tokens else "mean"

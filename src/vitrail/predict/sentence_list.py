@@ -8,10 +8,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
+from vitrail.base.errors import ConfigError, DataError
+from vitrail.base.files import suggest_sibling
 from vitrail.checkpoint.argument_order import is_image_file
 from vitrail.data.text.text_files import MAX_FILE_BYTES, read_sentences, split_lines
-from vitrail.errors import ConfigError, DataError
-from vitrail.files import suggest_sibling
 
 STDIN, ARGUMENT = "-", "text"  # names of the sources of sentences that are not files
 PATH_PATTERN = re.compile(  # sentences.de, data/sentences, ./my sentences, my sentences.txt; but not 3.14 or "z.B."

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, describe_error
+from vitrail.base.errors import ConfigError, describe_error
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.description import OutputKind
 from vitrail.export.export_module import (
     check_output_available,

@@ -7,7 +7,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
 
-from vitrail.errors import DataError
+from vitrail.base.errors import DataError
+from vitrail.base.text import format_count
 from vitrail.predict.job import ignore_message
 from vitrail.predict.output.job_file import identify_model
 from vitrail.predict.output.partial_folder import PartialFolder
@@ -20,7 +21,6 @@ from vitrail.predict.output.translation_files import (
 )
 from vitrail.predict.sentence_list import Sentence, compute_sentences_checksum, list_sentences
 from vitrail.predict.translator import SearchSettings, Translation, Translator
-from vitrail.text import format_count
 
 SCORE_DIGITS = 6
 

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.base.errors import ConfigError, DataError
+from vitrail.base.progress import progress_bar
+from vitrail.base.text import format_count
 from vitrail.data.text.token_rows import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.errors import ConfigError, DataError
-from vitrail.models.checks import check_count
-from vitrail.models.text_contract import Memory, TextModel
-from vitrail.predict.beam_search import beam_search
-from vitrail.predict.decoding import Hypothesis, Penalty, check_beam, check_penalty, greedy
-from vitrail.predict.sampling import check_sampling, sample
-from vitrail.progress import progress_bar
-from vitrail.text import format_count
+from vitrail.models.base.checks import check_count
+from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.predict.search.beam_search import beam_search
+from vitrail.predict.search.greedy_search import Hypothesis, Penalty, check_beam, check_penalty, greedy
+from vitrail.predict.search.sampling import check_sampling, sample
 from vitrail.text_loading import LoadedTextModel, open_text_model
 
 EXTRA_TOKENS = 50  # a translation has at most so many tokens more than its source, as in the paper of the Transformer

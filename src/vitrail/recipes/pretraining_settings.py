@@ -6,9 +6,9 @@ The defaults are those of the papers. Importing this never imports torch.
 from dataclasses import dataclass
 from typing import Literal
 
-from vitrail.data.augment.config import field_with_help
-from vitrail.errors import ConfigError
-from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.augment.config import field_with_help
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
 from vitrail.recipes.schedule import Schedule
 
 TEACHER_MOMENTUM = Schedule(start=0.996, end=1.0)

@@ -9,11 +9,11 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.data.augment.config import Augmentation, field_with_help
-from vitrail.errors import ConfigError, DataError, describe_error, unknown_name_error
-from vitrail.files import read_text, suggest_sibling
-from vitrail.json_yaml import parse_yaml
-from vitrail.models.checks import MAY_BE_ZERO, RATE, SHARE, check_fields, check_range
+from vitrail.base.errors import ConfigError, DataError, describe_error, unknown_name_error
+from vitrail.base.files import read_text, suggest_sibling
+from vitrail.base.json_yaml import parse_yaml
+from vitrail.data.images.augment.config import Augmentation, field_with_help
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, SHARE, check_fields, check_range
 from vitrail.recipes.schedule import Schedule, parse_if_numeric_text, parse_schedule
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def choose_usual_recipe(data: str | None, init: str | None, pair: str | None, ta
 
 def is_caption_data(data: str) -> bool:
     """Whether data are images with captions, by its name or the names of its files."""
-    from vitrail.data.formats.caption_files import has_caption_table
+    from vitrail.data.captions.caption_files import has_caption_table
 
     return data == GENERATED_CAPTIONS or has_caption_table(data)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from vitrail.data.datasets import DatasetSplits, open_data
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.loading import TIMM_PREFIX
-from vitrail.models.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.data.images.datasets import DatasetSplits, open_data
+from vitrail.models.catalog.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
+from vitrail.opening import TIMM_PREFIX
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS, Recipe
 
 if TYPE_CHECKING:
-    from vitrail.data.captions import CaptionSplits
+    from vitrail.data.captions.caption_data import CaptionSplits
     from vitrail.data.text.pairs import PairSplits
 
 TEXT_TASK = "translation"  # whose data are sentence pairs
@@ -65,7 +65,7 @@ class Request:
         return open_pairs(self.data, self.pair, seed=self.recipe.loop.seed, val_share=self.val_share)
 
     def open_captions(self) -> "CaptionSplits":
-        from vitrail.data.captions import open_captions
+        from vitrail.data.captions.caption_data import open_captions
 
         return open_captions(self.data, seed=self.recipe.loop.seed, val_share=self.val_share)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import cos, isfinite, pi, sqrt
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.recipes.recipe import OptimizationSettings

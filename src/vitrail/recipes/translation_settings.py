@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from vitrail.data.augment.config import field_with_help
-from vitrail.models.checks import MAY_BE_ZERO
+from vitrail.data.images.augment.config import field_with_help
+from vitrail.models.base.checks import MAY_BE_ZERO
 from vitrail.recipes.pretraining_settings import CheckedSettings
 
 

@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ImageOps
 
-from vitrail.checkpoint.class_mapping import split_label
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.image_items import evenly_spaced_indices
-from vitrail.errors import DataError
+from vitrail.base.errors import DataError
+from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label
+from vitrail.base.style import FIGURE_WIDTH, LABEL_POINTS, RIGHT, SOFT, WRONG
+from vitrail.base.text import TableCells, format_count, format_duration
+from vitrail.data.images.class_mapping import split_label
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.image_items import evenly_spaced_indices
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.evaluation_data import LabelledImages
 from vitrail.evaluation.metrics import Evaluation
 from vitrail.evaluation.plots import draw_confusion_matrix, draw_reliability_diagram
-from vitrail.figures import CaptionedFigure, new_figure, sanitize_label
 from vitrail.loaded_model import LoadedModel
 from vitrail.report.html_page import PageSection
-from vitrail.style import FIGURE_WIDTH, LABEL_POINTS, RIGHT, SOFT, WRONG
 from vitrail.tasks.metric import LOSS_METRIC
-from vitrail.text import TableCells, format_count, format_duration
 from vitrail.train.plots import draw_training_curves
 from vitrail.train.run_list import RecordedTask, RunSummary
 

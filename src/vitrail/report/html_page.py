@@ -16,11 +16,11 @@ from xml.etree import ElementTree
 
 from PIL import Image
 
-from vitrail.errors import ConfigError
-from vitrail.figures import VERDICT_MARKS, CaptionedFigure, FigureFolder, Verdict
-from vitrail.files import make_folder, write_atomically
-from vitrail.style import css_variables
-from vitrail.text import TableCells, escape_unprintable
+from vitrail.base.errors import ConfigError
+from vitrail.base.figures import VERDICT_MARKS, CaptionedFigure, FigureFolder, Verdict
+from vitrail.base.files import make_folder, write_atomically
+from vitrail.base.style import css_variables
+from vitrail.base.text import TableCells, escape_unprintable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import __version__
-from vitrail.data.image_items import ImageItem, spread_over_labels
-from vitrail.errors import DataError
-from vitrail.inspection.capture import list_blocks
-from vitrail.inspection.explain import Explainer
-from vitrail.inspection.explain_options import ExplainOptions
-from vitrail.inspection.explanation import Explanation
+from vitrail.base.errors import DataError
+from vitrail.base.text import TableCells, format_count, format_probability
+from vitrail.data.images.image_items import ImageItem, spread_over_labels
+from vitrail.inspection.attention.capture import list_blocks
+from vitrail.inspection.explain.explain_options import ExplainOptions
+from vitrail.inspection.explain.explainer import Explainer
+from vitrail.inspection.explain.explanation import Explanation
 from vitrail.inspection.model_figures import look
 from vitrail.inspection.summary import ModelSummary, format_shape, summarize
 from vitrail.layers.block import Block
@@ -24,7 +25,6 @@ from vitrail.report.evaluation_report import (
 )
 from vitrail.report.html_page import PageSection
 from vitrail.report.representation_report import build_representation_sections, build_run_figures_section
-from vitrail.text import TableCells, format_count, format_probability
 from vitrail.train.run_list import RunSummary
 
 TOP_PREDICTIONS = 3  # in the table of predictions

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from vitrail.base.errors import DataError, VitrailError
+from vitrail.base.figures import CaptionedFigure, new_figure
+from vitrail.base.style import FIGURE_DPI
 from vitrail.checkpoint.run_files import FIGURES_FOLDER
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.data.image_items import ImageItem
-from vitrail.errors import DataError, VitrailError
-from vitrail.figures import CaptionedFigure, new_figure
-from vitrail.inspection.explain import Explainer
-from vitrail.inspection.explain_options import ExplainOptions, default_methods
-from vitrail.inspection.nearest_neighbours import find_neighbours
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.image_items import ImageItem
+from vitrail.inspection.explain.explain_options import ExplainOptions, default_methods
+from vitrail.inspection.explain.explainer import Explainer
+from vitrail.inspection.representation.nearest_neighbours import find_neighbours
 from vitrail.report.html_page import PageSection
-from vitrail.style import FIGURE_DPI
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

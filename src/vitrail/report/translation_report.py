@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from vitrail import __version__
-from vitrail.errors import ConfigError
-from vitrail.figures import CaptionedFigure, FigureFile, FigureFolder, new_figure
-from vitrail.files import make_writable_folder, refuse_existing_outputs
-from vitrail.inspection.beam_tree import draw_beam_tree
-from vitrail.inspection.sentence_attention import MapKind, SentenceAttention, read_sentence, resolve_index
-from vitrail.inspection.sentence_figures import (
+from vitrail.base.errors import ConfigError
+from vitrail.base.figures import CaptionedFigure, FigureFile, FigureFolder, new_figure
+from vitrail.base.files import make_writable_folder, refuse_existing_outputs
+from vitrail.base.text import TableCells, escape_unprintable
+from vitrail.inspection.sentences.beam_tree import draw_beam_tree
+from vitrail.inspection.sentences.sentence_attention import MapKind, SentenceAttention, read_sentence, resolve_index
+from vitrail.inspection.sentences.sentence_figures import (
     KIND_NAMES,
     MapHead,
     capitalise,
@@ -24,14 +25,18 @@ from vitrail.inspection.sentence_figures import (
     plot_heads,
     plot_self_attention,
 )
-from vitrail.inspection.word_occlusion import AttentionAgreement, WordOcclusion, compare_with_occlusion, occlude_words
+from vitrail.inspection.sentences.word_occlusion import (
+    AttentionAgreement,
+    WordOcclusion,
+    compare_with_occlusion,
+    occlude_words,
+)
 from vitrail.report.html_page import FigurePage, PageSection, escape_html, render_page, write_page
-from vitrail.text import TableCells, escape_unprintable
 from vitrail.text_loading import LoadedTextModel
 
 SCRIPT_FILE, STYLE_FILE = (
-    Path(__file__).with_name("attention_lines.js"),
-    Path(__file__).with_name("attention_lines.css"),
+    Path(__file__).with_name("templates") / "attention_lines.js",
+    Path(__file__).with_name("templates") / "attention_lines.css",
 )
 MAX_NAME_LENGTH = 40  # characters of a file name that come from the sentence
 MAX_ALTERNATIVES = 10

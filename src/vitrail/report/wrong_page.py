@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.datasets import ImageDataset
-from vitrail.data.decoding.rgb_image import open_image
-from vitrail.errors import DataError, VitrailError
+from vitrail.base.errors import DataError, VitrailError
+from vitrail.base.text import TableCells, format_count, format_probability
+from vitrail.data.images.datasets import ImageDataset
+from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.evaluation.metrics import Evaluation
 from vitrail.evaluation.wrong_predictions import WrongPrediction
-from vitrail.inspection.explain import Explainer
-from vitrail.inspection.explain_options import ExplainOptions
-from vitrail.inspection.overlay import BRIGHTEST_QUANTILE, blend_map_with_photo, shrink_photo_and_box
+from vitrail.inspection.explain.explain_options import ExplainOptions
+from vitrail.inspection.explain.explainer import Explainer
+from vitrail.inspection.explain.overlay import BRIGHTEST_QUANTILE, blend_map_with_photo, shrink_photo_and_box
 from vitrail.loaded_model import LoadedModel
 from vitrail.report.html_page import PageSection, escape_html, render_page, render_verdict
-from vitrail.text import TableCells, format_count, format_probability
 
 MAX_SHOWN = 100  # images on the page: about 3 MB
 THUMBNAIL_SIDE = 320  # pixels

@@ -14,9 +14,9 @@ from zlib import crc32
 
 import torch
 
-from vitrail.errors import ConfigError, unknown_name_error
+from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
-from vitrail.models.family import FOREIGN_FIELD_NAMES
+from vitrail.models.base.family import FOREIGN_FIELD_NAMES
 from vitrail.recipes import recipe as recipes
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task

@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import format_table
 from vitrail.study.ablation_plan import AblationVariant
 from vitrail.study.ablation_runs import AblationRun
 from vitrail.study.result_files import format_json, write_texts_to_folder
 from vitrail.tasks.metric import Metric
-from vitrail.text import format_table
 from vitrail.train.run_list import RecordedTask, read_run_summary
 
 
@@ -208,7 +208,7 @@ def write_table_and_plot(table: Any, draw: Callable[[Any], Any], folder: Path, n
     if figure is None:
         return written
 
-    from vitrail.figures import save_figure
+    from vitrail.base.figures import save_figure
 
     save_figure(figure, folder / name)
     return [*written, folder / name]

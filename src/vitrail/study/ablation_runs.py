@@ -8,9 +8,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, Protocol
 
+from vitrail.base.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
 from vitrail.distributed import join_process_group
-from vitrail.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import AblationVariant, format_value, json_round_trip
 from vitrail.tasks.teacher import Teacher

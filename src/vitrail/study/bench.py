@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.errors import ConfigError, VitrailError, describe_error, unknown_name_error
-from vitrail.machine import restore_threads
+from vitrail.base.errors import ConfigError, VitrailError, describe_error, unknown_name_error
+from vitrail.base.machine import restore_threads
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench_engines import (
     ENGINES,

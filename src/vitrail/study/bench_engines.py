@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, describe_error, missing_package_error, unknown_name_error
-from vitrail.models.checks import pair
+from vitrail.base.errors import ConfigError, describe_error, missing_package_error, unknown_name_error
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.models.base.checks import pair
 
 if TYPE_CHECKING:
     from vitrail.loaded_model import LoadedModel
-    from vitrail.loading import GivenPreprocessing
+    from vitrail.opening import GivenPreprocessing
 
 ENGINES = ("eager", "compiled", "onnx", "int8")
 PEERS = ("timm", "transformers")
@@ -72,7 +72,7 @@ class ModelFiles:
     ) -> None:
         from vitrail.export.description import is_exported
         from vitrail.export.exported_model import ExportedModel
-        from vitrail.loading import open_model
+        from vitrail.opening import open_model
 
         self.model, self.root, self.exported = model, root, None
         self.folders, self.errors = dict[str, Path](), dict[str, Exception]()
@@ -179,8 +179,8 @@ def open_benchmark_model(
 
     from vitrail.checkpoint.bundled import find_bundled_model
     from vitrail.checkpoint.hub import is_hub_name
-    from vitrail.loading import choose_preprocessing, open_torch_model
-    from vitrail.models.catalog import create
+    from vitrail.models.catalog.catalog import create
+    from vitrail.opening import choose_preprocessing, open_torch_model
 
     fields = {**(fields or {}), **({} if size is None else {"image_size": size})}
     if Path(model).exists() or is_hub_name(model) or find_bundled_model(model):

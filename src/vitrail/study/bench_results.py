@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
-from vitrail.models.preset_list import shorten_model_names
+from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
+from vitrail.base.style import GREY, NOTE_POINTS, PALETTE
+from vitrail.base.text import TableCells, format_count, format_table
+from vitrail.models.catalog.preset_list import shorten_model_names
 from vitrail.study.bench_engines import format_image_size
 from vitrail.study.bench_startup import StartupMeasurement
 from vitrail.study.result_files import Environment, format_json, write_texts_to_folder
 from vitrail.study.timing import CallTimings, MedianAndQuartiles
-from vitrail.style import GREY, NOTE_POINTS, PALETTE
-from vitrail.text import TableCells, format_count, format_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,10 +11,10 @@ from tempfile import TemporaryFile
 from time import perf_counter
 from typing import Any
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import VitrailError
-from vitrail.machine import PROCESS_STATUS_FILE, read_resident_bytes
-from vitrail.models.checks import pair
+from vitrail.base.errors import VitrailError
+from vitrail.base.machine import PROCESS_STATUS_FILE, read_resident_bytes
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.models.base.checks import pair
 from vitrail.study.bench_engines import BenchEngine, make_predict_step, random_pixels
 
 EXTRA_PREDICTIONS = 2  # after the first, before memory is read

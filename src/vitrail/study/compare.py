@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.checkpoint.class_mapping import match_data_classes_to_model
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data
-from vitrail.data.loader import evaluation_batches
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.torch_dataset import TorchDataset
-from vitrail.errors import ConfigError, DataError, VitrailError, describe_error
+from vitrail.base.errors import ConfigError, DataError, VitrailError, describe_error
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.class_mapping import match_data_classes_to_model
+from vitrail.data.images.datasets import DatasetSplits, ImageDataset, open_data
+from vitrail.data.images.loader import evaluation_batches
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.data.images.torch_dataset import TorchDataset
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.evaluation_data import (
     find_default_data,
@@ -28,12 +28,12 @@ from vitrail.evaluation.evaluation_data import (
     is_same_data_path,
     open_evaluation_data,
 )
-from vitrail.inspection.capture import capture_tokens, list_blocks
+from vitrail.inspection.attention.capture import capture_tokens, list_blocks
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import open_model
-from vitrail.models.checks import check_count, find_image_config
-from vitrail.models.contract import find_image_model, takes_other_sizes
-from vitrail.models.preset_list import shorten_model_names
+from vitrail.models.base.checks import check_count, find_image_config
+from vitrail.models.base.contract import find_image_model, takes_other_sizes
+from vitrail.models.catalog.preset_list import shorten_model_names
+from vitrail.opening import open_model
 from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.tasks.teacher import Teacher
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from vitrail.text import TEXT_WIDTH, format_table, format_table_in_parts, make_printable
+from vitrail.base.text import TEXT_WIDTH, format_table, format_table_in_parts, make_printable
 
 TRUTH = "ground truth"
 MAX_NAME_LENGTH = 40

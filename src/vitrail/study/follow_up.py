@@ -4,11 +4,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from vitrail.base.launcher import read_launcher_environment
+from vitrail.base.text import format_count
 from vitrail.checkpoint.run_files import is_run_folder
-from vitrail.launch import read_launcher_environment
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
-from vitrail.text import format_count
 from vitrail.train.run import FINETUNE_RECIPE, name_finetuned_run, resume_run, start_run
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.runtime import Runtime

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitrail.figures import CaptionedFigure, new_figure, style_axes
-from vitrail.inspection.position_similarity import choose_cosine_scale, position_similarity
+from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
+from vitrail.base.style import DIVERGING_MAP, GREY, PALETTE, RED, TITLE_POINTS
+from vitrail.inspection.representation.position_similarity import choose_cosine_scale, position_similarity
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, sinusoid_1d, sinusoid_2d
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.recipes.schedule import lr_factor
-from vitrail.style import DIVERGING_MAP, GREY, PALETTE, RED, TITLE_POINTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,12 +4,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.figures import measure_text, new_figure, sanitize_label, save_figure, style_axes, wrap_label
+from vitrail.base.figures import measure_text, new_figure, sanitize_label, save_figure, style_axes, wrap_label
+from vitrail.base.style import (
+    BLUE,
+    FIGURE_WIDTH,
+    GREY,
+    LABEL_POINTS,
+    NOTE_POINTS,
+    PALETTE,
+    RED,
+    SHARE_MAP,
+    TITLE_POINTS,
+)
 from vitrail.study.ablation_results import AblationResults, format_failure
 from vitrail.study.compare_results import Comparison
 from vitrail.study.position_study import PAPER_SETTING, POSITION_CELLS, PositionStudyResults
 from vitrail.study.result_files import format_json, write_texts_to_folder
-from vitrail.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, PALETTE, RED, SHARE_MAP, TITLE_POINTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,10 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import format_table
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.errors import ConfigError
-from vitrail.models.catalog import find_preset
+from vitrail.models.catalog.catalog import find_preset
 from vitrail.recipes.request import Request
 from vitrail.study.ablation_plan import AblationPlanner, AblationVariant
 from vitrail.study.ablation_results import (
@@ -27,7 +28,6 @@ from vitrail.study.ablation_results import (
 )
 from vitrail.study.ablation_runs import AblationRun, TrainingStudy, find_study_folder, list_ablation_runs
 from vitrail.tasks.metric import CLASSIFICATION_METRICS
-from vitrail.text import format_table
 
 PAPER_SETTING = "ViT-B/16, ImageNet, 5-shot linear"
 HEADING = ("positions", "added", "top-1", "to none", "seeds", "paper", "to none")

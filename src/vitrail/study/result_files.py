@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import __version__
-from vitrail.files import make_folder, write_text
-from vitrail.machine import describe_machine
+from vitrail.base.files import make_folder, write_text
+from vitrail.base.machine import describe_machine
 
 PACKAGES = ("torch", "onnxruntime", "numpy", "timm", "transformers")
 

@@ -10,8 +10,8 @@ from time import perf_counter, thread_time
 
 import torch
 
-from vitrail.errors import ConfigError
-from vitrail.machine import read_proc_kilobytes, read_resident_bytes, restore_threads
+from vitrail.base.errors import ConfigError
+from vitrail.base.machine import read_proc_kilobytes, read_resident_bytes, restore_threads
 from vitrail.study.sequence_cost_results import CostCell, CostResults
 from vitrail.study.timing import FractionProgress, Progress
 from vitrail.study.token_mixers import TOKEN_MIXERS, WINDOW_SIDE, MixerStep, TokenMixer

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.figures import CaptionedFigure, new_figure, style_axes
+from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
+from vitrail.base.style import NOTE_POINTS, PALETTE
+from vitrail.base.text import TableCells, format_table
 from vitrail.study.result_files import Environment, format_json, write_texts_to_folder
 from vitrail.study.timing import MedianAndQuartiles
 from vitrail.study.token_mixers import KERNEL_SIZE, KEYS_PER_QUERY, TokenMixer
-from vitrail.style import NOTE_POINTS, PALETTE
-from vitrail.text import TableCells, format_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

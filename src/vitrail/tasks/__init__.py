@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from vitrail.errors import unknown_name_error
+from vitrail.base.errors import unknown_name_error
 
 if TYPE_CHECKING:
     from vitrail.tasks.task import TaskKind

@@ -14,23 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError, format_install_command
 from vitrail.checkpoint.caption_folder import write_caption_model
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.augment.config import Augmentation
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.config import Augmentation
+from vitrail.data.images.datasets import DatasetSplits
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, format_install_command
 from vitrail.evaluation.caption_scores import score_captions
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.translation_scores import compute_perplexity, is_sacrebleu_installed, measure_token_loss
-from vitrail.models.caption_model import CaptionModel, check_parts_fit
-from vitrail.models.catalog import find_preset
-from vitrail.models.checks import pair
-from vitrail.models.contract import ImageModel
-from vitrail.models.text_contract import Memory, TextModel
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import ImageModel
+from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.text.caption_model import CaptionModel, check_parts_fit
 from vitrail.predict.captioner import write_captions
 from vitrail.predict.translator import GREEDY
 from vitrail.recipes.caption_settings import CaptionSettings

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitrail.base.text import format_count
 from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.augment.config import Augmentation
 from vitrail.data.batch import Batch
-from vitrail.data.caption_batches import EncodedCaptions
-from vitrail.data.captions import CaptionSplits
-from vitrail.data.collages import CollageImages
-from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
-from vitrail.data.image_cache import CachedDataset, cache_if_small
-from vitrail.data.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.captions.caption_batches import EncodedCaptions
+from vitrail.data.captions.caption_data import CaptionSplits
+from vitrail.data.captions.collages import CollageImages
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.augment.config import Augmentation
+from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset
+from vitrail.data.images.image_cache import CachedDataset, cache_if_small
+from vitrail.data.images.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
 from vitrail.tasks.encoder_features import EncoderFeatures
-from vitrail.text import format_count
 
 
 @dataclass(frozen=True, kw_only=True)

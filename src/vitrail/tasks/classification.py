@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data.augment.batch_transforms import mixup_or_cutmix, random_erase
-from vitrail.data.augment.config import Augmentation
+from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.batch import Batch
+from vitrail.data.images.augment.batch_transforms import mixup_or_cutmix, random_erase
+from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.rng import make_view_keys
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.metrics import Evaluation
-from vitrail.models.contract import ImageModel
+from vitrail.models.base.contract import ImageModel
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

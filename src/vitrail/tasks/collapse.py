@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vitrail.errors import VitrailError, VitrailWarning
+from vitrail.base.errors import VitrailError, VitrailWarning
 
 COLLAPSED = "collapsed"  # in the record of the log that shows it
 COLLAPSE_WINDOWS = 3  # log windows in a row that must show a sign, by default

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data.augment.config import Augmentation
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.augment.config import Augmentation
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
-from vitrail.models.contract import ImageModel
+from vitrail.models.base.contract import ImageModel
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks.classification import Classification, LossInputs

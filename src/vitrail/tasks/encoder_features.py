@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.datasets import ImageDataset
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.datasets import ImageDataset
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
 from vitrail.evaluation.probes.compute_features import FeatureStore, open_features, plan_passes, run_pass
 from vitrail.evaluation.probes.feature_cache import compute_data_digest, get_feature_cache_folder
 from vitrail.evaluation.probes.feature_sources import FeatureSource, compute_source_digest
-from vitrail.models.contract import ImageModel
+from vitrail.models.base.contract import ImageModel
 
 IMAGES_AT_ONCE = 64
 

@@ -8,25 +8,25 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.reading import Checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import DatasetSplits, open_data
-from vitrail.data.image_cache import cache_if_small
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.torch_dataset import TorchDataset
-from vitrail.data.views import View
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.datasets import DatasetSplits, open_data
+from vitrail.data.images.image_cache import cache_if_small
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.data.images.torch_dataset import TorchDataset
+from vitrail.data.images.views import View
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import default_preprocessing
-from vitrail.loading import open_checkpoint, refuse_models_without_layers
-from vitrail.models.catalog import find_preset
-from vitrail.models.checks import pair
-from vitrail.models.contract import ImageModel, check_declarations, check_reads_images, takes_other_sizes
-from vitrail.models.family import Family
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import ImageModel, check_declarations, check_reads_images, takes_other_sizes
+from vitrail.models.base.family import Family
+from vitrail.models.catalog.catalog import find_preset
+from vitrail.opening import open_checkpoint, refuse_models_without_layers
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task

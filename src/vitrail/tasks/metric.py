@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Protocol, Self, get_type_hints, runtime_checka
 import torch
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError, describe_error, unknown_name_error
+from vitrail.base.figures import CaptionedFigure
 from vitrail.checkpoint.writing import write
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, describe_error, unknown_name_error
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.figures import CaptionedFigure
-from vitrail.models.checks import check_fields
+from vitrail.models.base.checks import check_fields
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock, Schedule, parse_if_numeric_text, parse_schedule

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.checkpoint.class_mapping import match_data_classes_to_model
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.loader import evaluation_batches
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError, DataError, describe_error
-from vitrail.loading import open_model
-from vitrail.models.checks import pair
+from vitrail.base.errors import ConfigError, DataError, describe_error
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.class_mapping import match_data_classes_to_model
+from vitrail.data.images.datasets import DatasetSplits
+from vitrail.data.images.loader import evaluation_batches
+from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.models.base.checks import pair
+from vitrail.opening import open_model
 
 TRIAL_BATCH_SIZE = 2  # images for a first check of the teacher's outputs
 

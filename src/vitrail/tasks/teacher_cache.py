@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import DatasetSplits, DatasetSubset, ImageDataset
-from vitrail.data.loader import evaluation_batches
+from vitrail.base.errors import CheckpointError, DataError, describe_error
+from vitrail.base.files import CHUNK_BYTES, make_folder, open_regular_file_descriptor, write_atomically, write_text
+from vitrail.base.locks import wait_for_entry_lock
+from vitrail.base.npy_header import HEADER_BYTES, parse_npy_header
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset
+from vitrail.data.images.loader import evaluation_batches
 from vitrail.distributed import Ranks
-from vitrail.errors import CheckpointError, DataError, describe_error
-from vitrail.files import CHUNK_BYTES, make_folder, open_regular_file_descriptor, write_atomically, write_text
-from vitrail.locks import wait_for_entry_lock
-from vitrail.npy_header import HEADER_BYTES, parse_npy_header
 from vitrail.tasks.classification import LossInputs
 from vitrail.tasks.teacher import TeacherView
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from vitrail.base.text import format_count
 from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum
 from vitrail.data.batch import Batch
 from vitrail.data.text.batches import EncodedPairs, PairBatches, load_validation_batches
 from vitrail.data.text.pairs import PairSplits
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.text import format_count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.base.errors import ConfigError, format_install_command
 from vitrail.checkpoint.family_sources import get_built_in_family
-from vitrail.data.augment.config import Augmentation
 from vitrail.data.batch import Batch
+from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.text.tokenizer import TRAINERS, TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, format_install_command
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.translation_scores import (
     compute_perplexity,
@@ -26,9 +26,9 @@ from vitrail.evaluation.translation_scores import (
     measure_token_loss,
     score_translations,
 )
-from vitrail.models.catalog import find_preset
-from vitrail.models.family import Family
-from vitrail.models.text_contract import TextModel
+from vitrail.models.base.family import Family
+from vitrail.models.base.text_contract import TextModel
+from vitrail.models.catalog.catalog import find_preset
 from vitrail.predict.translator import GREEDY, Translator
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request

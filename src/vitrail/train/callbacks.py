@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vitrail.errors import missing_package_error
-from vitrail.progress import NotebookBar, in_notebook
+from vitrail.base.errors import missing_package_error
+from vitrail.base.progress import NotebookBar, in_notebook
 from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import Metric, format_metrics
 

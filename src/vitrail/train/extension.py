@@ -11,8 +11,8 @@ from math import floor
 from time import monotonic
 from typing import Any
 
-from vitrail.errors import ConfigError
-from vitrail.text import format_count, format_duration
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import format_count, format_duration
 from vitrail.train.plan import Plan
 from vitrail.train.resume import read_newest_checkpoint_and_damage
 from vitrail.train.run_folder import RunFolder

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.machine import restore_threads
 from vitrail.checkpoint.run_files import CURVES_FILE, PLAN_FILE
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.errors import ConfigError
-from vitrail.machine import restore_threads
-from vitrail.models.checks import check_count
+from vitrail.models.base.checks import check_count
 from vitrail.recipes.recipe import Recipe, open_recipe
 from vitrail.tasks.classification import Classification, Objective
 from vitrail.tasks.distillation import make_distillation
@@ -28,9 +28,9 @@ from vitrail.train.run_folder import RunFolder
 from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads, use_threads
 
 if TYPE_CHECKING:
-    from vitrail.data.datasets import DatasetSplits
-    from vitrail.data.preprocessing import Preprocessing
-    from vitrail.data.torch_dataset import TorchDataset
+    from vitrail.data.images.datasets import DatasetSplits
+    from vitrail.data.images.preprocessing import Preprocessing
+    from vitrail.data.images.torch_dataset import TorchDataset
 
 
 def fit(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.files import read_lines
-from vitrail.json_yaml import parse_json
+from vitrail.base.files import read_lines
+from vitrail.base.json_yaml import parse_json
 
 MAX_LOG_VALUE = 1e300
 MAX_LOG_CHARACTERS = 2**26  # in memory the values take ten times as much

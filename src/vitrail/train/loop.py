@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from vitrail.base.errors import CheckpointError, DataError, VitrailError
 from vitrail.checkpoint.run_files import BEST_FOLDER
 from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import wrap_lost_rank_errors
-from vitrail.errors import CheckpointError, DataError, VitrailError
 from vitrail.tasks.collapse import COLLAPSED, CollapsedError, CollapseWarning, CollapseWatch
 from vitrail.tasks.metric import check_evaluation_metrics
 from vitrail.tasks.task import EvaluationResult, check_evaluation_result

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitrail.errors import ConfigError
-from vitrail.models.contract import ImageModel
-from vitrail.models.text_contract import TextModel
+from vitrail.base.errors import ConfigError
+from vitrail.models.base.contract import ImageModel
+from vitrail.models.base.text_contract import TextModel
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.tasks.task import Task
 from vitrail.train.lars import Lars

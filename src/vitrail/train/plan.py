@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from vitrail import __version__
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint.writing import find_model_family
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task

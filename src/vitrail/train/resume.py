@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from vitrail.base.errors import CheckpointError, describe_error
+from vitrail.base.files import write_text
 from vitrail.checkpoint.run_files import LOG_FILE
 from vitrail.distributed import Ranks
-from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import write_text
 from vitrail.train.log import LogRecord
 from vitrail.train.run_folder import RunFolder, step_from_file_name
 from vitrail.train.trainer import Trainer

@@ -13,11 +13,12 @@ from pathlib import Path
 from shlex import quote
 from time import monotonic
 
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.machine import count_cores, restore_threads
+from vitrail.base.text import format_count, format_duration
 from vitrail.checkpoint.run_files import CURVES_FILE, FIGURES_FOLDER, MODEL_FOLDER, is_run_finished
 from vitrail.distributed import Ranks, join_process_group, resolve_device
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.machine import count_cores, restore_threads
-from vitrail.models.catalog import is_external_family_name
+from vitrail.models.catalog.catalog import is_external_family_name
 from vitrail.recipes.recipe import Recipe, list_setting_names, open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import format_setting
@@ -25,7 +26,6 @@ from vitrail.tasks import PRETRAINING_TASKS
 from vitrail.tasks.metric import format_metrics
 from vitrail.tasks.task import BuildContext, Source
 from vitrail.tasks.teacher_cache import check_recorded_cache
-from vitrail.text import format_count, format_duration
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
 from vitrail.train.extension import Length, describe_extension, extend_run
 from vitrail.train.loop import run_training

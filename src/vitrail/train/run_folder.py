@@ -16,6 +16,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from vitrail.base.errors import CheckpointError, describe_error
+from vitrail.base.files import (
+    FILE_KINDS,
+    SAFE_OPEN_FLAGS,
+    is_leftover_temporary_file,
+    make_folder,
+    read_text,
+    remove_file,
+    write_text,
+)
+from vitrail.base.json_yaml import CHECKSUM_KEY, add_checksum, parse_json
+from vitrail.base.locks import LOCK_FILE_NAME, lock_folder
 from vitrail.checkpoint.run_files import (
     CHECKPOINTS_FOLDER,
     CURVES_FILE,
@@ -27,18 +39,6 @@ from vitrail.checkpoint.run_files import (
     read_plan,
 )
 from vitrail.distributed import Ranks
-from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import (
-    FILE_KINDS,
-    SAFE_OPEN_FLAGS,
-    is_leftover_temporary_file,
-    make_folder,
-    read_text,
-    remove_file,
-    write_text,
-)
-from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json
-from vitrail.locks import LOCK_FILE_NAME, lock_folder
 from vitrail.train.log import LogRecord, ParsedLog
 from vitrail.train.training_state import TrainingState, write_training_state
 

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vitrail.base.errors import DataError, describe_error
+from vitrail.base.locks import LOCK_FILE_NAME
+from vitrail.base.text import TableCells, format_duration, make_printable
 from vitrail.checkpoint.run_files import (
     CHECKPOINTS_FOLDER,
     LOG_FILE,
@@ -15,12 +17,10 @@ from vitrail.checkpoint.run_files import (
     is_run_finished,
     try_read_plan,
 )
-from vitrail.errors import DataError, describe_error
-from vitrail.locks import LOCK_FILE_NAME
 from vitrail.models import FAMILIES
+from vitrail.models.catalog.catalog import load_family
 from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
-from vitrail.text import TableCells, format_duration, make_printable
 from vitrail.train.log import LogRecord, ParsedLog
 
 MAX_CELL_LENGTH = 40  # characters
@@ -231,7 +231,7 @@ def describe_model(plan: Mapping[str, Any]) -> str:
 
 def find_nearest_preset(family: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """The preset of this width and depth that differs in the fewest fields, and these; else the family and its size."""
-    presets: Mapping[str, Any] = import_module(f"vitrail.models.{family}").FAMILY.presets
+    presets: Mapping[str, Any] = load_family(family).presets
     sizes = {key: config[key] for key in ("width", "depth", "stages") if key in config}
     found = list[tuple[str, Mapping[str, Any]]]()
     for name, preset in presets.items():

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import torch
 
-from vitrail.errors import CheckpointError, ConfigError
-from vitrail.machine import MAX_THREADS, count_cores, restore_threads
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.machine import MAX_THREADS, count_cores, restore_threads
+from vitrail.base.text import format_count
 from vitrail.tasks.task import CopyError
-from vitrail.text import format_count
 from vitrail.train.plan import Plan
 from vitrail.train.throughput import start_trial
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from vitrail.base.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.data.batch import Batch
-from vitrail.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.recipes.schedule import Clock, lr_factor, parse_schedule
 from vitrail.tasks.sync_batch_norm import set_sync_batch_norm_ranks
 from vitrail.tasks.task import Task

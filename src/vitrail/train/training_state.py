@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vitrail.base.errors import CheckpointError, describe_error
+from vitrail.base.files import open_regular_file_descriptor, write_atomically
+from vitrail.base.json_yaml import parse_json
 from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, add_checksum_to_header, matches_header_checksum
-from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import open_regular_file_descriptor, write_atomically
-from vitrail.json_yaml import parse_json
 
 HEADER_KEY = "vitrail-training"
 

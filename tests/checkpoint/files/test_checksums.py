@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from support.noisy_weights import add_weight_noise
 
 import vitrail
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.files.checksums import (
     CHECKSUM_KEY,
     add_checksum_to_header,
     checksum_tensors,
     matches_header_checksum,
 )
-from vitrail.errors import CheckpointError
 
 FIELDS: dict[str, Any] = {"image_size": 16, "patch_size": 8, "depth": 1, "width": 16, "heads": 2, "classes": 3}
 

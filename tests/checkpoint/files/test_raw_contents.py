@@ -35,8 +35,8 @@ from support.bad_checkpoints import (
     zip_pickle,
 )
 
+from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
-from vitrail.errors import CheckpointError
 
 
 @pytest.mark.parametrize("name", VALID_FILES)
@@ -269,7 +269,7 @@ import resource, sys
 from pathlib import Path
 import torch, numpy, safetensors.torch
 from vitrail.checkpoint.files.raw_contents import read_raw_contents
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.data.text.pairs import PairSplits, open_pairs
-from vitrail.errors import ConfigError, DataError, VitrailError
 
 GERMAN = [f"Satz {number}." for number in range(40)]
 ENGLISH = [f"Sentence {number}." for number in range(40)]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from make_tatoeba_pairs import make_pairs, reduce_to_words
 
+from vitrail.base.errors import DataError
 from vitrail.data.text.pairs import open_pairs
 from vitrail.data.text.tatoeba import TATOEBA_FILE, read_tatoeba
-from vitrail.data.text.tatoeba.make_pairs import make_pairs, reduce_to_words
-from vitrail.errors import DataError
 
 
 def test_pairs_are_short_and_unique() -> None:

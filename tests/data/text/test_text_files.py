@@ -7,9 +7,9 @@ from time import process_time
 import pytest
 from support.special_files import SPECIAL_FILES
 
+from vitrail.base.errors import DataError
 from vitrail.data.text import text_files
 from vitrail.data.text.text_files import read_sentences, read_text_lines
-from vitrail.errors import DataError
 
 
 @pytest.mark.parametrize("name", ["a.de", "a.de.gz"])

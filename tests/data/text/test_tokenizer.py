@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitrail.base.errors import CheckpointError, ConfigError, DataError
 from vitrail.data.text import tokenizer
 from vitrail.data.text.pairs import open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.data.text.tokenizer_parts import PARALLELISM
 from vitrail.data.text.tokens import END, PAD, SPECIAL_TOKENS, START, UNKNOWN
-from vitrail.errors import CheckpointError, ConfigError, DataError
 
 pytest.importorskip("tokenizers")
 KINDS = ("bpe", "wordpiece")

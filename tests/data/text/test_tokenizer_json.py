@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from vitrail.base.errors import CheckpointError, VitrailError
 from vitrail.data.text import tokenizer_json
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.errors import CheckpointError, VitrailError
 
 pytest.importorskip("tokenizers")
 TEXTS = ["low low low lower newest widest", "Ein Hund, der läuft."] * 3

@@ -9,7 +9,7 @@ from support.toy_exports import PREPROCESSING, SIZE, TOY_FIELDS, ExportFinder, m
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.evaluation.probes.feature_sources import (
     FeatureSource,
     make_model_source,

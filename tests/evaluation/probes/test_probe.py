@@ -16,9 +16,9 @@ from support.saved_models import write_model_folder, write_run_folder
 from support.toy_datasets import write_class_folders, write_image
 
 import vitrail
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.datasets import DatasetSplits
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.base.errors import ConfigError, DataError, VitrailError
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.datasets import DatasetSplits
 from vitrail.evaluation.probes import compute_features
 from vitrail.evaluation.probes.feature_cache import FeatureWriter
 from vitrail.evaluation.probes.feature_sources import FeatureSource

@@ -16,11 +16,11 @@ from support.noisy_weights import add_weight_noise, randomise_batch_norms
 from torch import Tensor
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import write
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.inspection.checkpoints.file_inspection import inspect_file
 from vitrail.inspection.checkpoints.report import CheckpointInspection
-from vitrail.models.catalog import load_external_family
+from vitrail.models.catalog.catalog import load_external_family
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "own_family.py")
 SMALL: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 3, "heads": 2, "classes": 5}

@@ -7,9 +7,9 @@ import pytest
 import torch
 from support.noisy_weights import add_weight_noise
 
-from vitrail.errors import ConfigError
-from vitrail.inspection.attention_distance import patch_distances, window_attention_distance
-from vitrail.inspection.explain import multiply_row_in_windows
+from vitrail.base.errors import ConfigError
+from vitrail.inspection.attention.attention_distance import patch_distances, window_attention_distance
+from vitrail.inspection.explain.explainer import multiply_row_in_windows
 from vitrail.layers.attention import attention_weights
 from vitrail.models.parts.windows import OffsetBias, WindowAttention, Windows
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitrail.errors import VitrailError
+from vitrail.base.errors import VitrailError
 from vitrail.predict.output.feature_files import FeatureFile, names_file_path, partial_folder_for_features
 from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions
 from vitrail.predict.output.row_formats import PredictionFormat

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.predict.output.feature_files import (
     FEATURE_FORMAT_BY_SUFFIX,
     FeatureFile,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.errors import ConfigError, VitrailError
+from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.predict.output.job_file import is_job_file
 from vitrail.predict.output.partial_folder import PARTIAL_FOLDER_FILES, PartialFolder, WritingError
 from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.errors import ConfigError
-from vitrail.locks import InUseError
+from vitrail.base.errors import ConfigError
+from vitrail.base.locks import InUseError
 from vitrail.predict.output.completed_images import CompletedImages, hash_to_integer
 from vitrail.predict.output.partial_folder import PartialFolder, WritingError
 from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions

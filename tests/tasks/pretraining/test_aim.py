@@ -10,14 +10,14 @@ from support.toy_task import RECIPE, make_backbone, make_data
 from torch import Tensor
 
 import vitrail
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.recipes.pretraining_settings import AimSettings
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.aim import AutoregressiveImageModel, share_predicted_patches
-from vitrail.tasks.pretraining.patch_pixels import normalise_patches, split_into_patches
+from vitrail.tasks.pretraining.parts.patch_pixels import normalise_patches, split_into_patches
 
 CLOCK = Clock(step=0, steps=10, steps_per_epoch=5)
 KEYS = np.arange(500, dtype=np.uint64)

@@ -15,7 +15,7 @@ from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.schedule import Clock, Schedule
 from vitrail.tasks import find_task
 from vitrail.tasks.pretraining.byol import Byol, compare_with_targets
-from vitrail.tasks.pretraining.projector import make_regression_projector
+from vitrail.tasks.pretraining.parts.projector import make_regression_projector
 from vitrail.tasks.task import parse_task_settings
 from vitrail.train.fit import fit
 

@@ -18,15 +18,15 @@ from lightly.loss import DINOLoss
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.base.errors import ConfigError
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.schedule import Clock
-from vitrail.tasks.pretraining.centre import Centre
 from vitrail.tasks.pretraining.dino import Dino
-from vitrail.tasks.pretraining.momentum_teacher import MomentumTeacher
-from vitrail.tasks.pretraining.prototype_head import PrototypeHead
-from vitrail.tasks.pretraining.self_distillation import cross_entropy_between_crops
+from vitrail.tasks.pretraining.parts.centre import Centre
+from vitrail.tasks.pretraining.parts.momentum_teacher import MomentumTeacher
+from vitrail.tasks.pretraining.parts.prototype_head import PrototypeHead
+from vitrail.tasks.pretraining.parts.self_distillation import cross_entropy_between_crops
 from vitrail.train.fit import fit
 
 START = Clock(step=0, steps=9, steps_per_epoch=3)

@@ -13,11 +13,11 @@ from support.toy_task import RECIPE, make_backbone, make_data
 from torch import Tensor
 
 import vitrail
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.datasets import DatasetSplits
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.datasets import DatasetSplits
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.recipes.pretraining_settings import IgptSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

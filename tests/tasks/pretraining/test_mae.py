@@ -16,15 +16,15 @@ import transformers
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
 from vitrail.checkpoint.sincos_tables import make_sincos_table
 from vitrail.cli.convert import convert
 from vitrail.data.batch import Batch
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.models import FAMILIES
-from vitrail.models.catalog import load_family
+from vitrail.models.catalog.catalog import load_family
 from vitrail.recipes.pretraining_settings import MaeSettings
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
@@ -32,9 +32,9 @@ from vitrail.recipes.schedule import Clock
 from vitrail.tasks import find_task
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.mae import MaskedAutoencoder
-from vitrail.tasks.pretraining.mae_decoder import make_position_table
-from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches
-from vitrail.tasks.pretraining.random_masks import draw_mask, draw_noise, split_by_noise
+from vitrail.tasks.pretraining.parts.mae_decoder import make_position_table
+from vitrail.tasks.pretraining.parts.patch_pixels import join_patches, split_into_patches
+from vitrail.tasks.pretraining.parts.random_masks import draw_mask, draw_noise, split_by_noise
 from vitrail.tasks.task import BuildContext, check_task
 from vitrail.train.fit import fit
 
@@ -107,7 +107,7 @@ def write_toy_images(folder: Path) -> None:
         Image.fromarray(random.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(place)
 
 
-@pytest.mark.filterwarnings("ignore::vitrail.errors.CheckpointWarning")  # about what a file does not specify
+@pytest.mark.filterwarnings("ignore::vitrail.base.errors.CheckpointWarning")  # about what a file does not specify
 @pytest.mark.parametrize("normalized", [True, False])
 def test_loss_predictions_and_masks_are_those_of_transformers(theirs: Any, tmp_path: Path, *, normalized: bool) -> None:
     theirs.save_pretrained(tmp_path / "theirs")
@@ -245,7 +245,7 @@ def name_as_authors(task: MaskedAutoencoder) -> dict[str, Tensor]:
     return {**task.backbone.state_dict(), **task.decoder.state_dict()}
 
 
-@pytest.mark.filterwarnings("ignore::vitrail.errors.CheckpointWarning")
+@pytest.mark.filterwarnings("ignore::vitrail.base.errors.CheckpointWarning")
 def test_file_of_the_authors_continues_with_its_decoder(tmp_path: Path) -> None:
     """The width and depth of the decoder are those of the file, not of the recipe."""
     task = make_task()

@@ -11,11 +11,11 @@ from PIL import Image
 from support.pretraining_cases import CASES
 from support.toy_task import RECIPE
 
-from vitrail.data.datasets import open_data
-from vitrail.errors import ConfigError, DataError
+from vitrail.base.errors import ConfigError, DataError
+from vitrail.data.images.datasets import open_data
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import open_image_source
-from vitrail.tasks.pretraining.image_rows import to_rgb
+from vitrail.tasks.pretraining.parts.image_rows import to_rgb
 from vitrail.tasks.task import Source
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from support.toy_task import RECIPE, make_data
 from test_train_fit import StopAt, assert_same, read_checkpoint_and_log
 from torch import multiprocessing
 
+from vitrail.base.errors import ConfigError
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.recipes.recipe import OptimizationSettings, Recipe
 from vitrail.tasks.task import Task
 from vitrail.train.fit import fit

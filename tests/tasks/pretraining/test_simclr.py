@@ -11,11 +11,11 @@ from support.toy_task import RECIPE, make_backbone, make_data
 from torch import nn
 
 from vitrail import create
+from vitrail.base.errors import ConfigError
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.recipes.pretraining_settings import SimClrSettings
 from vitrail.recipes.recipe import open_recipe
-from vitrail.tasks.pretraining.projector import make_contrastive_projector
+from vitrail.tasks.pretraining.parts.projector import make_contrastive_projector
 from vitrail.tasks.pretraining.simclr import SimClr, contrast
 from vitrail.train.fit import fit
 

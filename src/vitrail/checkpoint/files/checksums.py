@@ -7,7 +7,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from vitrail.machine import count_cores
+from vitrail.base.machine import count_cores
 
 CHECKSUM_KEY = "sha256"  # in the header of a safetensors file
 

@@ -21,6 +21,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitrail.base.errors import CheckpointError, describe_error
+from vitrail.base.files import open_regular_file_descriptor, suggest_sibling
+from vitrail.base.machine import count_cores
+from vitrail.base.pickle_reader import MAX_PICKLE_BYTES, BoundedStream, ForbiddenGlobalError, PickleError
 from vitrail.checkpoint.argument_order import image_as_model_error
 from vitrail.checkpoint.files.torch_pickles import (
     MAX_SIZE_RATIO,
@@ -47,12 +51,8 @@ from vitrail.checkpoint.files.zip_archives import (
     read_npz_arrays,
     read_zip_entry,
 )
-from vitrail.data.decoding.image_formats import detect_image_format
-from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import open_regular_file_descriptor, suggest_sibling
-from vitrail.machine import count_cores
-from vitrail.models.pretrained import PretrainedWeights
-from vitrail.pickle_reader import MAX_PICKLE_BYTES, BoundedStream, ForbiddenGlobalError, PickleError
+from vitrail.data.images.decoding.image_formats import detect_image_format
+from vitrail.models.catalog.pretrained import PretrainedWeights
 
 WRAPPER_KEYS = ("teacher", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "module")
 MAX_TENSORS = 2**14  # in one file

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.pickle_reader import (
+from vitrail.base.pickle_reader import (
     AllowedCall,
     OpaqueGlobal,
     OpaqueValue,

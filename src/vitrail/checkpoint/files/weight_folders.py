@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import CheckpointError, describe_error
-from vitrail.files import WEIGHTS_FILE_SUFFIXES, read_text
-from vitrail.json_yaml import parse_json
-from vitrail.text import abbreviate_list
+from vitrail.base.errors import CheckpointError, describe_error
+from vitrail.base.files import WEIGHTS_FILE_SUFFIXES, read_text
+from vitrail.base.json_yaml import parse_json
+from vitrail.base.text import abbreviate_list
 
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # as hubs name them

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.errors import CheckpointError
+from vitrail.base.errors import CheckpointError
 
 MAX_UNPACK_RATIO = 2  # unpacked size relative to the size of the file
 MAX_DIRECTORY_BYTES = 2**20  # plus one per FILE_BYTES_PER_DIRECTORY_BYTE; an entry of 100 bytes takes 1000 in memory

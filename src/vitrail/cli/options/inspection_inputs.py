@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vitrail.cli.options.values import parse_fields, parse_model_fields, read_labels
 
 if TYPE_CHECKING:
-    from vitrail.inspection.explain import Explainer
+    from vitrail.inspection.explain.explainer import Explainer
     from vitrail.loaded_model import LoadedModel
 
 
@@ -20,7 +20,7 @@ def open_explainer(
     image_size: str | None = None,
 ) -> "Explainer":
     """Open a model for attention maps with the values of these options."""
-    from vitrail.inspection.explain import Explainer
+    from vitrail.inspection.explain.explainer import Explainer
 
     return Explainer(open_inspected_model(checkpoint, fields, preprocessing, device, labels, image_size))
 
@@ -37,7 +37,7 @@ def open_inspected_model(
     config_fields, how = parse_model_fields(fields, image_size), parse_fields(preprocessing, "--preprocessing")
 
     from vitrail.distributed import Ranks, resolve_device
-    from vitrail.loading import open_torch_model
+    from vitrail.opening import open_torch_model
 
     return open_torch_model(
         checkpoint,

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import format_job_time
 from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.model_flags import ConfigFields, Device, ImageSize, OptionalOut, PreprocessingFields
 from vitrail.cli.options.values import parse_fields, parse_model_fields
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
+from vitrail.cli.output.streams import get_binary_buffer
 from vitrail.cli.usage_errors import check_arguments
-from vitrail.errors import ConfigError
-from vitrail.output_streams import get_binary_buffer
-from vitrail.text import format_job_time
 
 if TYPE_CHECKING:
     from vitrail.export.description import OutputKind
@@ -96,7 +96,7 @@ class PredictFlags:
             if is_set and self.out is None:
                 raise ConfigError(f"--{name} needs -o OUT, the file with the results")
 
-        from vitrail.data.decoding.image_formats import ImageLimits
+        from vitrail.data.images.decoding.image_formats import ImageLimits
         from vitrail.predict.engine_selection import EngineOptions
         from vitrail.predict.job import PredictJob
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 from cyclopts import Group, Parameter, Token, convert
 from cyclopts.exceptions import CoercionError
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.options.groups import (
     AUGMENTATION,
     CAPTIONS,
@@ -20,7 +21,6 @@ from vitrail.cli.options.groups import (
     TRANSLATION,
 )
 from vitrail.cli.options.values import convert_dtype
-from vitrail.errors import ConfigError
 from vitrail.recipes.caption_settings import CaptionSettings
 from vitrail.recipes.pretraining_settings import SETTINGS, TASKS_WITH_VIEWS
 from vitrail.recipes.recipe import SECTIONS, list_settings, open_recipe

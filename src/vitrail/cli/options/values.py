@@ -8,10 +8,10 @@ from typing import Any
 
 from cyclopts import Token, convert
 
-from vitrail.checkpoint.imagenet_classes import IMAGENET, list_imagenet_labels
-from vitrail.errors import ConfigError, describe_error
-from vitrail.files import read_text, suggest_sibling
-from vitrail.json_yaml import parse_yaml
+from vitrail.base.errors import ConfigError, describe_error
+from vitrail.base.files import read_text, suggest_sibling
+from vitrail.base.json_yaml import parse_yaml
+from vitrail.data.images.imagenet_classes import IMAGENET, list_imagenet_labels
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, DTYPE_ALIASES, GENERATED_CAPTIONS
 
 
@@ -28,13 +28,13 @@ def check_model_exists(_: object, name: str | None) -> None:
 
 
 def check_preset_exists(_: object, name: str | None) -> None:
-    from vitrail.models.pretrained import check_preset_exists
+    from vitrail.models.catalog.pretrained import check_preset_exists
 
     check_preset_exists(name or "")
 
 
 def check_data_exists(_: object, given: str | Sequence[str] | None) -> None:
-    from vitrail.data.datasets import check_data_exists
+    from vitrail.data.images.datasets import check_data_exists
 
     for name in [given] if isinstance(given, str) else given or ():
         check_data_exists(name, (*BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS))

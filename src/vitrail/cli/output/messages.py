@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Iterable
 
+from vitrail.base.errors import VitrailError
+from vitrail.base.text import escape_unprintable
 from vitrail.cli import name_options
-from vitrail.errors import VitrailError
-from vitrail.output_streams import get_binary_buffer
-from vitrail.text import escape_unprintable
+from vitrail.cli.output.streams import get_binary_buffer
 
 FIELDS_IN_NOTES = ("resume", "overwrite", "data", "init", "epochs", "val_share", "pair", "part")
 

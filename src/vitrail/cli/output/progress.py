@@ -1,5 +1,5 @@
 """The progress bar of commands, on stderr."""
 
-from vitrail.progress import progress_bar
+from vitrail.base.progress import progress_bar
 
 __all__ = ["progress_bar"]

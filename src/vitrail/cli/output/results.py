@@ -5,19 +5,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.base.errors import ConfigError
 from vitrail.cli.output.messages import print_notes, print_text
-from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vitrail.figures import FigureFolder
+    from vitrail.base.figures import FigureFolder
 
 
 def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrite: bool) -> None:
     """Fail before the work if files exist, the folder cannot be written or figures cannot be drawn."""
     if folder is None:
         return
-    from vitrail.figures import new_figure
-    from vitrail.files import make_writable_folder, refuse_existing_outputs
+    from vitrail.base.figures import new_figure
+    from vitrail.base.files import make_writable_folder, refuse_existing_outputs
 
     refuse_existing_outputs((folder / name for name in files), overwrite=overwrite)
     make_writable_folder(folder)
@@ -28,7 +28,7 @@ def check_output_file(option: str, path: Path | None, suffixes: Sequence[str], *
     """Fail before the work if the name of a file has another suffix, or is taken."""
     if path is None:
         return
-    from vitrail.files import refuse_existing_outputs
+    from vitrail.base.files import refuse_existing_outputs
 
     kind = path.suffix.lower()
     if kind not in suffixes and (kind != ".htm" or ".html" not in suffixes):
@@ -42,7 +42,7 @@ def open_figure_output(out: Path, title: str, *, svg: bool, arrays: bool, overwr
     """By the suffix of `out`: a page for .html, one figure for .png, .svg or .pdf; otherwise a folder of figures."""
     from mimetypes import MimeTypes
 
-    from vitrail.figures import FIGURE_SUFFIXES, FigureFile, FigureFolder
+    from vitrail.base.figures import FIGURE_SUFFIXES, FigureFile, FigureFolder
     from vitrail.report.html_page import FigurePage
 
     kind = out.suffix.lower()

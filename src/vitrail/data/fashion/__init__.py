@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
 
 FASHION_FOLDER = Path(__file__).parent
 IMAGE_SIDE = 28  # pixels

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from vitrail.base.errors import DataError, VitrailError, describe_error
 from vitrail.data.fashion import read_fashion
-from vitrail.errors import DataError, VitrailError, describe_error
 
 EXAMPLE_CLASSES = ("Bag", "Dress", "Sandal", "Sneaker")
 

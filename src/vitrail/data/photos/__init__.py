@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from vitrail.errors import DataError, find_nearest_name
+from vitrail.base.errors import DataError, find_nearest_name
 
 PHOTO_FOLDER = Path(__file__).parent
 EXAMPLE_PREFIX = "example:"

@@ -3,13 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.decoding.crops import UNIFORMS_PER_BOX, random_resized_crop_box
-from vitrail.data.decoding.model_input import decode_for_model
-from vitrail.data.decoding.rgb_image import open_image
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.decoding.crops import UNIFORMS_PER_BOX, random_resized_crop_box
+from vitrail.data.images.decoding.model_input import decode_for_model
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.photos import list_example_photos
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys, uniform_randoms
-from vitrail.errors import ConfigError
 
 CROP_AREA, CROP_ASPECT = (0.2, 1.0), (3 / 4, 4 / 3)  # of a crop, relative to its photo
 

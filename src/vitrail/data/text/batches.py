@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitrail.base.errors import ConfigError, DataError
+from vitrail.base.text import format_count
 from vitrail.data.batch import Batch
 from vitrail.data.rng import ORDER_PURPOSE, make_view_keys, uniform_randoms
 from vitrail.data.text.pairs import SentencePairs
 from vitrail.data.text.token_rows import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.errors import ConfigError, DataError
-from vitrail.text import format_count
 
 PLACE_JITTER = 1.0  # batches by which a pair can move in the sorted order, so that batches differ between epochs
 Indices = NDArray[np.int64]

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vitrail.base.errors import ConfigError, DataError, describe_error, find_nearest_name
+from vitrail.base.files import suggest_sibling
+from vitrail.base.text import abbreviate_list, format_count
 from vitrail.data.text.text_files import read_sentences, read_text_lines
-from vitrail.errors import ConfigError, DataError, describe_error, find_nearest_name
-from vitrail.files import suggest_sibling
-from vitrail.text import abbreviate_list, format_count
 
 PART_NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})?")  # de, deu, pt_BR, zh-Hans

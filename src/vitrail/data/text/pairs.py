@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vitrail.base.errors import DataError
+from vitrail.base.text import format_count
 from vitrail.data.text.pair_files import (
     EXPECTED_PAIRS,
     UNNAMED_COLUMNS,
@@ -16,8 +18,6 @@ from vitrail.data.text.pair_files import (
 from vitrail.data.text.reversal import REVERSAL_LANGUAGES, make_reversal
 from vitrail.data.text.sentence_split import check_held_out_share, choose_held_out_pairs
 from vitrail.data.text.tatoeba import TATOEBA_LANGUAGES, read_tatoeba
-from vitrail.errors import DataError
-from vitrail.text import format_count
 
 BUILT_IN_PAIRS = {"tatoeba": (TATOEBA_LANGUAGES, read_tatoeba), "reversal": (REVERSAL_LANGUAGES, make_reversal)}
 

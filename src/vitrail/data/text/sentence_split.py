@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitrail.data.validation_split import hash_name
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.validation_split import hash_name
 
 
 def check_held_out_share(share: Any) -> None:

@@ -5,8 +5,8 @@ import zlib
 from io import BytesIO
 from pathlib import Path
 
-from vitrail.errors import DataError, describe_error
-from vitrail.files import read_bytes, suggest_sibling
+from vitrail.base.errors import DataError, describe_error
+from vitrail.base.files import read_bytes, suggest_sibling
 
 MAX_FILE_BYTES = 2**30  # compressed or not
 MAX_LINE_BYTES = 2**16  # a sentence has about 100

@@ -6,6 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.base.errors import CheckpointError, ConfigError, DataError, describe_error, unknown_name_error
+from vitrail.base.files import read_text
 from vitrail.data.text.tokenizer_json import (
     MAX_JSON_LENGTH,
     MAX_VOCABULARY,
@@ -20,8 +22,6 @@ from vitrail.data.text.tokenizer_parts import (
     train_bpe_tokenizer,
     train_wordpiece_tokenizer,
 )
-from vitrail.errors import CheckpointError, ConfigError, DataError, describe_error, unknown_name_error
-from vitrail.files import read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

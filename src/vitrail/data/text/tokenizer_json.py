@@ -8,9 +8,9 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from vitrail.base.errors import describe_error
+from vitrail.base.json_yaml import parse_json
 from vitrail.data.text.tokenizer_parts import WORDS
-from vitrail.errors import describe_error
-from vitrail.json_yaml import parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

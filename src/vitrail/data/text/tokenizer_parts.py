@@ -9,8 +9,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from vitrail.base.errors import missing_package_error
 from vitrail.data.text.tokens import SPECIAL_TOKENS, UNKNOWN
-from vitrail.errors import missing_package_error
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

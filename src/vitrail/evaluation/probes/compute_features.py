@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from vitrail.data.augment.batch_transforms import normalise
-from vitrail.data.datasets import ImageDataset
-from vitrail.data.loader import evaluation_batches
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.base.errors import DataError, VitrailError
+from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.datasets import ImageDataset
+from vitrail.data.images.loader import evaluation_batches
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.workers import wrap_dead_worker_errors
-from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.probes.feature_cache import (
     FeatureWriter,

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail import __version__
-from vitrail.data.array_dataset import ArrayDataset
-from vitrail.data.datasets import DatasetSubset, ImageDataset
-from vitrail.data.formats.class_folders import FileDataset
-from vitrail.errors import CheckpointError, OutputError, describe_error
-from vitrail.files import get_cache_folder, make_writable_folder, open_regular_file_descriptor, sync_to_disk
-from vitrail.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
-from vitrail.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
+from vitrail.base.errors import CheckpointError, OutputError, describe_error
+from vitrail.base.files import get_cache_folder, make_writable_folder, open_regular_file_descriptor, sync_to_disk
+from vitrail.base.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
+from vitrail.base.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
+from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.datasets import DatasetSubset, ImageDataset
+from vitrail.data.images.formats.class_folders import FileDataset
 
 CACHE_FOLDER = "features"
 TRAILER_PREFIX = b"\nvitrail:"  # precedes the description at the end of a file

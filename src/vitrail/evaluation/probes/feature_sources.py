@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint.files.checksums import checksum_tensors
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import ConfigError
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.exported_model import ExportedModel
 from vitrail.export.exported_module import ExportedModule
 from vitrail.loaded_model import LoadedModel
-from vitrail.models.checks import pair
-from vitrail.models.contract import ImageModel, check_reads_images, find_image_model
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import ImageModel, check_reads_images, find_image_model
 
 UNTRAINED_SEED = 0
 MAX_PIXEL_SIDE = 32  # larger images are averaged to at most this, so that raw pixels are at most 3,072 numbers

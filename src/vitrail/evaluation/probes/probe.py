@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from vitrail.base.errors import ConfigError, OutputError
+from vitrail.base.progress import track_progress
 from vitrail.checkpoint.run_files import try_read_plan
-from vitrail.data.datasets import ImageDataset
-from vitrail.data.validation_split import check_val_share
+from vitrail.data.images.datasets import ImageDataset
+from vitrail.data.images.validation_split import check_val_share
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.errors import ConfigError, OutputError
 from vitrail.evaluation.knn import classify_by_neighbours
 from vitrail.evaluation.probes.compute_features import FeatureStore, open_features, plan_passes, run_pass
 from vitrail.evaluation.probes.feature_cache import StoredRows, get_feature_cache_folder
@@ -33,10 +34,9 @@ from vitrail.evaluation.probes.probe_data import DEFAULT_VAL_SHARE, GivenData, P
 from vitrail.evaluation.probes.probe_results import ProbeResult, ProbeRow, ProbeTable
 from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
 from vitrail.loaded_model import LoadedModel
-from vitrail.loading import open_model
-from vitrail.models.checks import check_count, pair
-from vitrail.models.preset_list import shorten_model_names
-from vitrail.progress import track_progress
+from vitrail.models.base.checks import check_count, pair
+from vitrail.models.catalog.preset_list import shorten_model_names
+from vitrail.opening import open_model
 
 MAE = "mae"  # the task of a run and the layout of a checkpoint
 GivenModel = str | Path | nn.Module | LoadedModel

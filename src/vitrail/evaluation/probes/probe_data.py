@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.datasets import DatasetSplits, ImageDataset, open_data, take_images_by_index
-from vitrail.data.torch_dataset import TorchDataset
-from vitrail.errors import ConfigError, DataError
+from vitrail.base.errors import ConfigError, DataError
+from vitrail.base.text import abbreviate_list, format_count
+from vitrail.data.images.datasets import DatasetSplits, ImageDataset, open_data, take_images_by_index
+from vitrail.data.images.torch_dataset import TorchDataset
 from vitrail.evaluation.evaluation_data import find_default_data, get_validation_images, is_same_data_path
 from vitrail.loaded_model import LoadedModel
-from vitrail.text import abbreviate_list, format_count
 
 EXAMPLES_OF_SEVERAL = 1000  # training images of each data set, if there are several (VTAB-1k)
 DEFAULT_NEIGHBOURS = (10, 20, 100, 200)

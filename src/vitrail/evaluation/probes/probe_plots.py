@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
+from vitrail.base.files import write_text
+from vitrail.base.style import GREY, LABEL_POINTS, NOTE_POINTS, PALE, PALETTE
 from vitrail.evaluation.probes.probe_results import MAX_NAME_LENGTH, ProbeResult, ProbeTable
-from vitrail.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
-from vitrail.files import write_text
-from vitrail.style import GREY, LABEL_POINTS, NOTE_POINTS, PALE, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

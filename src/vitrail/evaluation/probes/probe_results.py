@@ -6,10 +6,10 @@ from html import escape
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from vitrail.text import format_count, format_table_in_parts, make_printable
+from vitrail.base.text import format_count, format_table_in_parts, make_printable
 
 if TYPE_CHECKING:
-    from vitrail.figures import CaptionedFigure
+    from vitrail.base.figures import CaptionedFigure
 
 MAX_NAME_LENGTH = 40
 MAX_LISTED_ROWS = 10  # unreadable images in the text

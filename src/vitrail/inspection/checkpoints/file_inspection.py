@@ -6,6 +6,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vitrail.base.errors import CheckpointError, unknown_name_error
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_sources import get_built_in_family
@@ -19,7 +20,6 @@ from vitrail.checkpoint.reading import (
     translate_with_layout,
 )
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS
-from vitrail.errors import CheckpointError, unknown_name_error
 from vitrail.inspection.checkpoints.checksum_verification import verify_checksums
 from vitrail.inspection.checkpoints.report import CheckpointInspection, TensorGroup
 from vitrail.inspection.checkpoints.weight_checks import (
@@ -30,10 +30,10 @@ from vitrail.inspection.checkpoints.weight_checks import (
 )
 from vitrail.inspection.summary import format_shape
 from vitrail.layers.pool import AttentionPool
-from vitrail.models.catalog import load_built_in_families
-from vitrail.models.checks import ImageConfig, pair
-from vitrail.models.contract import ImageModel, Model
-from vitrail.models.family import Family
+from vitrail.models.base.checks import ImageConfig, pair
+from vitrail.models.base.contract import ImageModel, Model
+from vitrail.models.base.family import Family
+from vitrail.models.catalog.catalog import load_built_in_families
 
 # fields that neither files nor weights determine
 RUNTIME_FIELDS = ("dropout", "attention_dropout", "stochastic_depth", "stage_dropout", "mlp_dropout", "dynamic")

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, field
 from textwrap import fill
 from typing import Any
 
+from vitrail.base.text import abbreviate_list, format_table, make_printable
 from vitrail.checkpoint.load_report import format_fields
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.inspection.checkpoints.checksum_verification import FileCheck
 from vitrail.inspection.checkpoints.weight_checks import TensorStatistics
 from vitrail.inspection.summary import format_megabytes
-from vitrail.text import abbreviate_list, format_table, make_printable
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from math import isfinite, prod
 import torch
 from torch import Tensor
 
-from vitrail.text import abbreviate_list
+from vitrail.base.text import abbreviate_list
 
 MAX_PLAUSIBLE_WEIGHT = 1e4  # far above trained weights; float16 ends at 65504
 BLOCK_NUMBER = re.compile(r"(^|[./]|encoderblock_|encoder_layer_|unit)\d+(?=[./]|$)")  # in a tensor's name

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention
 from vitrail.layers.block import Activation, Block
 from vitrail.layers.positions import RelativePositions, RotaryPositions
-from vitrail.models.contract import ImageModel
+from vitrail.models.base.contract import ImageModel
 
 Rates = tuple[float, float, float]  # dropout, attention dropout, stochastic depth
 

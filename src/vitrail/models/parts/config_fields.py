@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from vitrail.models.checks import MAY_BE_ZERO, RATE, Size
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size
 
 
 @dataclass(frozen=True, kw_only=True)

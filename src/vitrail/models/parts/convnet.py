@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vitrail.layers.positions import Grid
-from vitrail.models.contract import ImageModel, ImageSizes, Level
+from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 
 
 class ConvNet(ImageModel):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.name_entries import TensorTransform
+from vitrail.models.base.name_entries import TensorTransform
 
 
 class KeylessBiasLinear(nn.Linear):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import AttentionLayer, split_heads
 from vitrail.layers.positions import Grid
 from vitrail.models.parts.stages import flatten_map, unflatten_map

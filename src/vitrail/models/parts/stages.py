@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.positions import Grid
-from vitrail.models.checks import Size, check_grid, pair
-from vitrail.models.contract import ImageModel, Level
+from vitrail.models.base.checks import Size, check_grid, pair
+from vitrail.models.base.contract import ImageModel, Level
 
 
 def check_stages(stages: tuple[int, ...], **parts: tuple[float, ...]) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
 from vitrail.layers.positions import Grid
 from vitrail.models.parts.constant_tensors import remember_tensor

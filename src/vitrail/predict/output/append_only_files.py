@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitrail.files import SAFE_OPEN_FLAGS, open_regular_file_descriptor
+from vitrail.base.files import SAFE_OPEN_FLAGS, open_regular_file_descriptor
 
 MAX_RECORD_BYTES = 2**24  # bytes of one record: labels may be long, but not that long
 

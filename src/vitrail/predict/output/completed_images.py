@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.files import open_regular_file_descriptor
+from vitrail.base.files import open_regular_file_descriptor
 from vitrail.predict.output.append_only_files import AppendOnlyFile
 
 RECORD_BYTES = 24  # bytes: name, file, row

@@ -4,8 +4,8 @@ import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from vitrail.errors import VitrailError
-from vitrail.locks import lock_folder
+from vitrail.base.errors import VitrailError
+from vitrail.base.locks import lock_folder
 
 MAX_LOCK_ATTEMPTS = 100  # a folder may disappear between creating and locking it, when its previous owner finishes
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import __version__
+from vitrail.base.errors import ConfigError, describe_error
+from vitrail.base.files import is_temporary_name, read_text, write_text
+from vitrail.base.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.checkpoint.bundled import find_bundled_model
-from vitrail.errors import ConfigError, describe_error
-from vitrail.files import is_temporary_name, read_text, write_text
-from vitrail.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.predict.model_checksums import compute_model_checksums, hash_texts
 
 JOB_FILE = "job.json"

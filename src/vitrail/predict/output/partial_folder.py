@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import ConfigError, VitrailError, describe_error
-from vitrail.files import FILE_KINDS, make_writable_folder, sync_to_disk
-from vitrail.locks import LOCK_FILE_NAME
+from vitrail.base.errors import ConfigError, VitrailError, describe_error
+from vitrail.base.files import FILE_KINDS, make_writable_folder, sync_to_disk
+from vitrail.base.locks import LOCK_FILE_NAME
 from vitrail.predict.output.folder_ownership import FolderOwnership
 from vitrail.predict.output.job_file import (
     JOB_FILE,

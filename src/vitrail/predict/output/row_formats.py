@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from vitrail.errors import ConfigError, missing_package_error
+from vitrail.base.errors import ConfigError, missing_package_error
+from vitrail.base.text import escape_unprintable
 from vitrail.predict.output.completed_images import CompletedImages
 from vitrail.predict.predictions import ClassProbability, format_probabilities
-from vitrail.text import escape_unprintable
 
 PredictionFormat = Literal["table", "json", "jsonl", "csv", "parquet"]
 Format = TypeVar("Format", bound=str)

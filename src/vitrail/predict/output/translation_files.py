@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from vitrail.errors import ConfigError
+from vitrail.base.errors import ConfigError
+from vitrail.base.text import escape_unprintable
 from vitrail.predict.output.append_only_files import create_empty_file
 from vitrail.predict.output.partial_folder import PartialFolder, WritingError
 from vitrail.predict.output.resumable_rows import ResumableRows
@@ -15,7 +16,6 @@ from vitrail.predict.output.row_formats import (
     format_csv_line,
     format_json_line,
 )
-from vitrail.text import escape_unprintable
 
 TranslationFormat = Literal["text", "jsonl", "csv", "tsv"]
 FORMAT_BY_SUFFIX: dict[str, TranslationFormat] = {

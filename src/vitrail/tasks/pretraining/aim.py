@@ -10,28 +10,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.figures import CaptionedFigure
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.figures import CaptionedFigure
 from vitrail.layers.attention import causal_mask
 from vitrail.layers.mlp import Mlp
-from vitrail.models.contract import ImageModel
-from vitrail.models.init import init_layers
+from vitrail.models.base.contract import ImageModel
+from vitrail.models.base.init import init_layers
 from vitrail.recipes.pretraining_settings import AimSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC
-from vitrail.tasks.pretraining.image_rows import plot_image_rows, to_pixels
-from vitrail.tasks.pretraining.patch_pixels import (
+from vitrail.tasks.pretraining.parts.image_rows import plot_image_rows, to_pixels
+from vitrail.tasks.pretraining.parts.patch_pixels import (
     compute_patch_statistics,
     join_patches,
     normalise_patches,
     split_into_patches,
 )
+from vitrail.tasks.pretraining.parts.random_masks import draw_noise
 from vitrail.tasks.pretraining.pretraining import (
     KNN_METRIC,
     RANK_METRIC,
@@ -40,7 +41,6 @@ from vitrail.tasks.pretraining.pretraining import (
     build_pretraining,
     make_relative_loss_metric,
 )
-from vitrail.tasks.pretraining.random_masks import draw_noise
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
 RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean patch")

@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
-from vitrail.data.views import View
+from vitrail.data.images.views import View
 from vitrail.recipes.pretraining_settings import ByolSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.metric import Metric
-from vitrail.tasks.pretraining.momentum_teacher import MomentumTeacher
+from vitrail.tasks.pretraining.parts.momentum_teacher import MomentumTeacher
+from vitrail.tasks.pretraining.parts.projector import make_regression_projector
+from vitrail.tasks.pretraining.parts.two_views import TwoViewTask
+from vitrail.tasks.pretraining.parts.view_augmentation import make_view_augmentation
 from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining
-from vitrail.tasks.pretraining.projector import make_regression_projector
-from vitrail.tasks.pretraining.two_views import TwoViewTask
-from vitrail.tasks.pretraining.view_augmentation import make_view_augmentation
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
 JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue

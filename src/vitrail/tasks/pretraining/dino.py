@@ -9,8 +9,12 @@ from vitrail.data.batch import Batch
 from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.tasks.pretraining.parts.self_distillation import (
+    GLOBAL_CROPS,
+    SelfDistillation,
+    cross_entropy_between_crops,
+)
 from vitrail.tasks.pretraining.pretraining import build_pretraining
-from vitrail.tasks.pretraining.self_distillation import GLOBAL_CROPS, SelfDistillation, cross_entropy_between_crops
 from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup, parse_task_settings
 
 

@@ -17,14 +17,14 @@ from vitrail.recipes.pretraining_settings import EsvitSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.collapse import CollapseSign
-from vitrail.tasks.pretraining.pretraining import build_pretraining
-from vitrail.tasks.pretraining.self_distillation import (
+from vitrail.tasks.pretraining.parts.self_distillation import (
     GLOBAL_CROPS,
     ONE_HOT_SIGN,
     UNIFORM_SIGN,
     SelfDistillation,
     cross_entropy_between_crops,
 )
+from vitrail.tasks.pretraining.pretraining import build_pretraining
 from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup, parse_task_settings
 
 

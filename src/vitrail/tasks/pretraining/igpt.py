@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.figures import CaptionedFigure
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
-from vitrail.figures import CaptionedFigure
-from vitrail.models.catalog import find_preset
-from vitrail.models.checks import pair
+from vitrail.models.base.checks import pair
+from vitrail.models.catalog.catalog import find_preset
 from vitrail.models.igpt import IGPT
 from vitrail.recipes.pretraining_settings import IgptSettings
 from vitrail.recipes.recipe import Recipe
@@ -26,8 +26,9 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.pretraining.image_rows import plot_image_rows
-from vitrail.tasks.pretraining.palette import compute_colour_entropy, make_palette, sample_pixels
+from vitrail.tasks.pretraining.parts.image_rows import plot_image_rows
+from vitrail.tasks.pretraining.parts.palette import compute_colour_entropy, make_palette, sample_pixels
+from vitrail.tasks.pretraining.parts.random_masks import draw_mask
 from vitrail.tasks.pretraining.pretraining import (
     KNN_METRIC,
     RANK_METRIC,
@@ -36,7 +37,6 @@ from vitrail.tasks.pretraining.pretraining import (
     build_pretraining,
     make_relative_loss_metric,
 )
-from vitrail.tasks.pretraining.random_masks import draw_mask
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
 RELATIVE_LOSS_METRIC = make_relative_loss_metric("the colour frequencies")

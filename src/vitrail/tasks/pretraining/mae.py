@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.checkpoint.sources.mae import collect_decoder
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.figures import CaptionedFigure
+from vitrail.base.text import format_count
+from vitrail.checkpoint.layouts.mae import collect_decoder
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import CheckpointError, ConfigError
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.figures import CaptionedFigure
-from vitrail.models.contract import ImageModel
+from vitrail.models.base.contract import ImageModel
 from vitrail.recipes.pretraining_settings import MaeSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
@@ -28,13 +29,19 @@ from vitrail.recipes.schedule import Clock
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.image_task import check_patches_can_be_dropped
 from vitrail.tasks.metric import LOSS_METRIC
-from vitrail.tasks.pretraining.mae_decoder import MaeDecoder, draw_xavier_weights
-from vitrail.tasks.pretraining.patch_pixels import (
+from vitrail.tasks.pretraining.parts.mae_decoder import MaeDecoder, draw_xavier_weights
+from vitrail.tasks.pretraining.parts.patch_pixels import (
     compute_patch_statistics,
     join_patches,
     normalise_patches,
     split_into_patches,
     take_patches,
+)
+from vitrail.tasks.pretraining.parts.random_masks import draw_noise, split_by_noise
+from vitrail.tasks.pretraining.parts.reconstruction import (
+    Reconstruction,
+    make_reconstruction,
+    make_reconstruction_figure,
 )
 from vitrail.tasks.pretraining.pretraining import (
     KNN_METRIC,
@@ -44,10 +51,7 @@ from vitrail.tasks.pretraining.pretraining import (
     build_pretraining,
     make_relative_loss_metric,
 )
-from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
-from vitrail.tasks.pretraining.reconstruction import Reconstruction, make_reconstruction, make_reconstruction_figure
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
-from vitrail.text import format_count
 
 RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean patch")
 AUTHORS_HEAD_WIDTH = 32  # of the decoder

@@ -19,29 +19,29 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.figures import CaptionedFigure
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.figures import CaptionedFigure
 from vitrail.layers.positions import Grid
-from vitrail.models.checks import pair
+from vitrail.models.base.checks import pair
 from vitrail.recipes.pretraining_settings import MppSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.pretraining.image_rows import plot_image_rows
-from vitrail.tasks.pretraining.masked_prediction import (
+from vitrail.tasks.pretraining.parts.image_rows import plot_image_rows
+from vitrail.tasks.pretraining.parts.masked_prediction import (
     BASELINE_IMAGES,
     RELATIVE_LOSS_METRIC,
     MaskedPrediction,
     compute_mean_colour_error,
 )
-from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches, take_patches
+from vitrail.tasks.pretraining.parts.patch_pixels import join_patches, split_into_patches, take_patches
+from vitrail.tasks.pretraining.parts.random_masks import draw_noise, split_by_noise
 from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, build_pretraining
-from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
 BINS = 8  # 3 bits per channel

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.base.errors import ConfigError, DataError
 from vitrail.checkpoint.files.raw_contents import read_raw_contents
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, is_run_folder
 from vitrail.data.batch import Batch
-from vitrail.data.datasets import DatasetSubset, ImageDataset
-from vitrail.data.loader import evaluation_batches
+from vitrail.data.images.datasets import DatasetSubset, ImageDataset
+from vitrail.data.images.loader import evaluation_batches
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.knn import classify_by_neighbours
 from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread

@@ -13,23 +13,27 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.base.errors import ConfigError
+from vitrail.base.figures import CaptionedFigure
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
-from vitrail.errors import ConfigError
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.figures import CaptionedFigure
 from vitrail.layers.positions import Grid
-from vitrail.models.checks import pair
+from vitrail.models.base.checks import pair
 from vitrail.recipes.pretraining_settings import SimMimSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import as_image_source
-from vitrail.tasks.pretraining.masked_prediction import MaskedPrediction, compute_mean_colour_error
-from vitrail.tasks.pretraining.patch_pixels import join_patches, split_into_patches, take_patches
+from vitrail.tasks.pretraining.parts.masked_prediction import MaskedPrediction, compute_mean_colour_error
+from vitrail.tasks.pretraining.parts.patch_pixels import join_patches, split_into_patches, take_patches
+from vitrail.tasks.pretraining.parts.random_masks import draw_noise, split_by_noise
+from vitrail.tasks.pretraining.parts.reconstruction import (
+    Reconstruction,
+    make_reconstruction,
+    make_reconstruction_figure,
+)
 from vitrail.tasks.pretraining.pretraining import build_pretraining
-from vitrail.tasks.pretraining.random_masks import draw_noise, split_by_noise
-from vitrail.tasks.pretraining.reconstruction import Reconstruction, make_reconstruction, make_reconstruction_figure
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
 MASK_TOKEN_NAMES = ("encoder.mask_token", "vit.embeddings.mask_token")  # the authors', transformers'

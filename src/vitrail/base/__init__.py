@@ -1,0 +1,1 @@
+"""What everything stands on: errors, files, text, tables, figures, progress, the machine."""

@@ -1,0 +1,1 @@
+"""Images with captions: data sets, batches, generated collages."""

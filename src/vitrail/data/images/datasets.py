@@ -1,0 +1,224 @@
+"""Open a data set by name, by folder or from an object: training and validation images with their classes."""
+
+import os
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.base.errors import DataError, describe_error, find_nearest_name
+from vitrail.base.files import suggest_sibling
+from vitrail.base.text import escape_unprintable
+from vitrail.data import fashion
+from vitrail.data.images.array_dataset import NO_LABEL, ArrayDataset
+from vitrail.data.images.formats import cifar, mnist_idx
+from vitrail.data.images.formats.class_folders import FileDataset, join_names, list_entries, read_class_folders
+from vitrail.data.images.formats.imagenet_real import read_real_labels
+from vitrail.data.images.torch_dataset import TorchDataset, TorchDatasetAdapter
+from vitrail.data.images.validation_split import check_val_share, choose_validation_mask
+
+BUILT_IN_DATASETS = ("fashion",)  # bundled with the package
+CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+PUBLIC_DATASETS = {  # by name without punctuation: what to download, from which page, and the folder to pass
+    "cifar10": ("cifar-10-binary.tar.gz", CIFAR_PAGE, "cifar-10-batches-bin"),
+    "cifar100": ("cifar-100-binary.tar.gz", CIFAR_PAGE, "cifar-100-binary"),
+    "mnist": ("the four idx .gz files", "http://yann.lecun.com/exdb/mnist", "their folder"),
+    "fashionmnist": ("the four idx .gz files", "https://github.com/zalandoresearch/fashion-mnist", "their folder"),
+    "imagenet": ("ILSVRC2012", "https://image-net.org", "the folder with train/CLASS and val/CLASS"),
+}
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+EXPECTED_DATA = (
+    "expected 'fashion', or a folder with one subfolder per class, with train and val folders of this kind, "
+    "or with the files of CIFAR-10, CIFAR-100 or MNIST"
+)
+
+
+@runtime_checkable
+class ImageDataset(Protocol):
+    """What the package needs from a data set: source, label and name of an image without decoding it."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> tuple[Any, int]: ...
+    def source(self, index: int, /) -> Any: ...  # an input of open_image: a path, or uint8 (H, W, C)
+    def label(self, index: int, /) -> int: ...
+    def name(self, index: int, /) -> str: ...  # for messages
+    def real_labels(self, index: int, /) -> tuple[int, ...] | None: ...  # all correct classes, if ReaL lists them
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSplits:
+    """Training and validation images, and notes for the user."""
+
+    name: str
+    train: ImageDataset | None
+    val: ImageDataset | None
+    classes: tuple[str, ...]  # empty without classes; every label is then -1
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts: dict[str, Any] = {"train": self.train, "val": self.val}
+        for part, given in parts.items():  # adapts data sets such as torchvision's
+            if given is not None and not isinstance(given, ImageDataset):
+                object.__setattr__(self, part, TorchDatasetAdapter(given, need_classes=bool(self.classes)))
+
+
+class DatasetSubset:
+    """The images of a data set at given indices."""
+
+    def __init__(self, dataset: ImageDataset, indices: Sequence[int] | NDArray[np.int64]) -> None:
+        inner = isinstance(dataset, DatasetSubset)
+        self.dataset: ImageDataset = dataset.dataset if inner else dataset
+        self.indices = dataset.indices[np.asarray(indices, np.int64)] if inner else np.asarray(indices, np.int64)
+        self.classes = dataset.classes
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.dataset[int(self.indices[index])]
+
+    def source(self, index: int) -> Any:
+        return self.dataset.source(int(self.indices[index]))
+
+    def label(self, index: int) -> int:
+        return self.dataset.label(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        return self.dataset.name(int(self.indices[index]))
+
+    def real_labels(self, index: int) -> tuple[int, ...] | None:
+        return self.dataset.real_labels(int(self.indices[index]))
+
+
+def open_data(
+    where: str | Path | TorchDataset | DatasetSplits,
+    *,
+    seed: int = 0,
+    val_share: float = 0.2,
+    real: str | Path | None = None,
+    need_classes: bool = True,
+) -> DatasetSplits:
+    """Open a data set by name, from a folder or from an object; `real` is the file of ImageNet's ReaL labels.
+
+    Without a validation set, `val_share` of each class is held out, chosen by the seed (0: nothing, 1: everything).
+
+    If `need_classes` is False, images without classes are accepted too: a folder that holds images itself, then with
+    all images below it, and a data set whose items are images. Its classes are (), all labels are -1, and `val_share`
+    of all images is held out. Data with classes keep them.
+
+    >>> data = vitrail.open_data("fashion")  # or a folder with one subfolder per class, or a data set of torchvision
+    >>> len(data.train), len(data.val), data.classes[0]
+    (6000, 1000, 'T-shirt/top')
+    """
+    check_val_share(val_share)
+    if isinstance(where, DatasetSplits):
+        return where
+    real_labels = None if real is None else read_real_labels(Path(real))
+    train: ImageDataset | None
+    val: ImageDataset | None
+    if isinstance(where, str) and where in BUILT_IN_DATASETS:
+        name, (train, val), notes = where, fashion.read_fashion(), list[str]()
+    elif isinstance(where, str | Path):
+        root = check_data_folder(where)
+        name = root.resolve().name
+        train, val, notes = read_data_folder(root, real_labels, need_classes)
+    elif isinstance(where, TorchDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
+        name, val, notes = type(where).__name__, None, []
+        train = where if isinstance(where, ImageDataset) else TorchDatasetAdapter(where, need_classes=need_classes)
+    else:
+        raise DataError(f"the data is a {type(where).__name__}; {EXPECTED_DATA}, or a data set such as torchvision's")
+    if any(each is not None and not len(each) for each in (train, val)):
+        raise DataError(f"{name} has no images; expected at least one")
+    if real_labels is not None and not any(has_imagenet_real_labels(each) for each in (train, val)):
+        raise DataError(f"{real} has no ReaL labels for {name}; expected images named ILSVRC2012_val_….JPEG")
+    if train is not None and val is None:
+        train, val, split_notes = split_dataset(train, seed, val_share)
+        notes += [f"{name}: {note}" for note in split_notes]
+    classes = next(each.classes for each in (train, val) if each is not None)
+    return DatasetSplits(name=name, train=train, val=val, classes=classes, notes=tuple(map(escape_unprintable, notes)))
+
+
+def check_data_folder(where: str | Path) -> Path:
+    """Return the folder, or raise an error that suggests the nearest name."""
+    path = Path(where)
+    try:
+        if path.is_dir() and str(where):
+            return path
+        exists = path.exists() and str(where)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {describe_error(error)}; {EXPECTED_DATA}") from None
+    if exists:
+        hint = ": unpack it first" if path.name.lower().endswith(ARCHIVE_SUFFIXES) else ""
+        raise DataError(f"{path} is a file; {EXPECTED_DATA}{hint}")
+    raise missing_data_error(str(where))
+
+
+def check_data_exists(name: str, built_in: Collection[str]) -> None:
+    """Refuse data that does not exist. Sentence pairs may be named by the beginning of their files."""
+    place, known = Path(name), name in (*BUILT_IN_DATASETS, *built_in) or os.path.lexists(name)
+    if name and not known and not any(place.parent.glob(f"{escape(place.name)}.*")):
+        raise missing_data_error(name)
+
+
+def missing_data_error(where: str) -> DataError:
+    """Error for data that does not exist: how to get it if it is public, or the nearest name."""
+    public = PUBLIC_DATASETS.get(re.sub(r"[\W_]", "", where.lower()))
+    if public is not None:
+        files, page, folder = public
+        return DataError(f"{where!r} is not a folder here; download {files} from {page}, unpack it, and pass {folder}")
+    nearest = find_nearest_name(where, BUILT_IN_DATASETS)
+    hint = f": did you mean {nearest!r}?" if nearest else suggest_sibling(where)
+    return DataError(f"{where!r} does not exist; {EXPECTED_DATA}{hint}")
+
+
+def read_data_folder(
+    root: Path, real: list[tuple[int, ...]] | None, need_classes: bool
+) -> tuple[ImageDataset | None, ImageDataset | None, list[str]]:
+    """Read a folder of any supported layout, which may be one folder further down."""
+    subfolders = [Path(path) for _, path, is_folder in list_entries(root) if is_folder]
+    folders = [root] if is_cifar_or_mnist(root) else [folder for folder in subfolders if is_cifar_or_mnist(folder)]
+    if len(folders) > 1:
+        raise DataError(f"{root} holds {len(folders)} data sets; expected one: pass {folders[0]} or {folders[1]}")
+    if not folders:
+        return read_class_folders(root, real, need_classes=need_classes)
+    layout = cifar.find_cifar_layout(folders[0])
+    return cifar.read_cifar(folders[0], layout) if layout else (*mnist_idx.read_mnist_folder(folders[0]), [])
+
+
+def is_cifar_or_mnist(folder: Path) -> bool:
+    return bool(cifar.find_cifar_layout(folder) or mnist_idx.find_idx_files(folder))
+
+
+def has_imagenet_real_labels(dataset: ImageDataset | None) -> bool:
+    return dataset is not None and any(dataset.real_labels(index) is not None for index in range(len(dataset)))
+
+
+def split_dataset(
+    dataset: ImageDataset, seed: int, share: float
+) -> tuple[ImageDataset | None, ImageDataset | None, list[str]]:
+    """Training and validation parts (None if empty) and notes; files are split by name, other images by index."""
+    names = dataset.paths if isinstance(dataset, FileDataset) else [str(index) for index in range(len(dataset))]
+    labels = np.array([dataset.label(index) for index in range(len(dataset))], np.int64)
+    held_out = choose_validation_mask(names, labels, seed=seed, share=share)
+    train, val = (
+        take_images_by_index(dataset, np.flatnonzero(part)) if part.any() else None for part in (~held_out, held_out)
+    )
+    if share in (0, 1):
+        return train, val, []
+    single = [dataset.classes[label] for label in np.flatnonzero(np.bincount(labels[labels != NO_LABEL]) == 1)]
+    notes = [f"only one image of {join_names(single)}; not validated"] if single else []
+    return train, val, [*notes, f"{held_out.sum()} of {len(held_out)} images held out for validation, by seed {seed}"]
+
+
+def take_images_by_index(dataset: ImageDataset, indices: NDArray[np.int64]) -> ImageDataset:
+    """A subset; arrays stay arrays, so that a batch is taken from them at once."""
+    if isinstance(dataset, ArrayDataset):
+        return ArrayDataset(dataset.images[indices], dataset.labels[indices], dataset.classes, dataset.dataset_name)
+    return DatasetSubset(dataset, indices)

@@ -1,0 +1,180 @@
+"""Open any image as upright 8-bit RGB: from a file, bytes, Pillow, numpy or a tensor."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from PIL import ExifTags, Image, ImageFile
+
+from vitrail.base.errors import DataError
+from vitrail.data.images.decoding.image_formats import (
+    DEFAULT_LIMITS,
+    PILLOW_FORMATS,
+    ImageLimits,
+    open_undecoded,
+    read_encoded_bytes_and_name,
+    wrap_image_errors,
+)
+
+EXIF_TRANSPOSES = {  # EXIF orientation → what makes the image upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SWAPPED_ORIENTATIONS = (5, 6, 7, 8)  # orientations that swap rows and columns
+PILLOW_DEFAULT_MAX_PIXELS = 89_478_485  # Pillow's default of PIL.Image.MAX_IMAGE_PIXELS
+MAX_EXIF_BYTES = 2**20  # in PNG and WebP; Pillow expands its tables twentyfold
+STRIP_PIXELS = 2**20  # pixels converted at once
+EXPECTED_ARRAY = "an array (rows, columns) or (rows, columns, 1, 3 or 4)"
+EXPECTED_TENSOR = "a tensor (1 or 3, rows, columns)"
+
+
+@runtime_checkable
+class TensorLike(Protocol):
+    """A tensor of torch, without importing it."""
+
+    ndim: int
+
+    def detach(self) -> Any: ...
+    def numpy(self, *, force: bool = False) -> Any: ...
+
+
+def open_image(source: Any) -> Image.Image:
+    """The image, upright and in RGB, transparent parts over white; a DataError if it cannot be read.
+
+    `source` is a path, bytes, a binary file, a Pillow image, an array (rows, columns[, 1, 3 or 4]) or a tensor
+    (1 or 3, rows, columns), these two of uint8, of bool or of floats from 0 to 1.
+    """
+    limits = get_pillow_or_default_limits()
+    data, where = read_encoded_bytes_and_name(source, limits)
+    if data is not None:
+        with wrap_image_errors(where), open_undecoded(data, where, limits) as image:
+            return to_rgb(to_upright_8_bit(image, where))
+    if isinstance(source, Image.Image):
+        with wrap_image_errors(where):
+            check_pillow_format(source)
+            return to_rgb(to_upright_8_bit(source, where), shared=source)
+    if isinstance(source, np.ndarray):
+        with wrap_image_errors("the given array"):
+            return to_rgb(to_upright_8_bit(pillow_image_from_array(source), "the given array"))
+    if isinstance(source, TensorLike):
+        with wrap_image_errors("the given tensor"):
+            return to_rgb(to_upright_8_bit(pillow_image_from_tensor(source), "the given tensor"))
+    kinds = f"a path, bytes, a binary file, a Pillow image, {EXPECTED_ARRAY} or {EXPECTED_TENSOR}"
+    raise DataError(f"the image is a {type(source).__name__}; expected {kinds}")
+
+
+def get_pillow_or_default_limits() -> ImageLimits:
+    """PIL.Image.MAX_IMAGE_PIXELS if it was changed (None: no limit), otherwise the limits by format."""
+    if Image.MAX_IMAGE_PIXELS == PILLOW_DEFAULT_MAX_PIXELS:
+        return DEFAULT_LIMITS
+    return ImageLimits(pixels=sys.maxsize if Image.MAX_IMAGE_PIXELS is None else max(1, int(Image.MAX_IMAGE_PIXELS)))
+
+
+def check_pillow_format(image: Image.Image) -> None:
+    """Refuses an undecoded Pillow image of an unsupported format: decoding some formats starts a program."""
+    if isinstance(image, ImageFile.ImageFile) and image.tile and image.format not in PILLOW_FORMATS:
+        given = f"the given image is an undecoded {image.format} file"
+        raise DataError(f"{given}; expected one of {', '.join(PILLOW_FORMATS)}, or its pixels: call its load() first")
+
+
+def to_rgb(image: Image.Image, shared: Image.Image | None = None) -> Image.Image:
+    """The image in RGB, detached from its file and EXIF, which would rotate it again; copied only if it is `shared`."""
+    if image.mode != "RGB" or image is shared:
+        image = image.convert("RGB")
+    elif type(image) is not Image.Image:  # opened from a file: keep its pixels, without a copy
+        image = image._new(image.im)  # pyright: ignore[reportPrivateUsage]
+    image.info = {}
+    return image
+
+
+def to_upright_8_bit(image: Image.Image, where: str) -> Image.Image:
+    """The image upright, with 8 bits per channel and without transparency; a copy only if something changes."""
+    if 0 in image.size:
+        raise DataError(f"{where} is {image.height}×{image.width} pixels; expected at least one")
+    image.load()
+    transpose = EXIF_TRANSPOSES.get(read_exif_orientation(image))
+    if transpose is not None:
+        image = image.transpose(transpose)
+    if image.mode.startswith("I"):
+        return reduce_image_to_8_bits(image, where)
+    if image.mode == "F":
+        raise DataError(f"{where} has float pixels; expected 8 or 16 bits: pass an array of floats from 0 to 1")
+    return convert_in_strips(image, "RGB", blend_over_white) if image.has_transparency_data else image
+
+
+def read_exif_orientation(image: Image.Image) -> int:
+    if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
+        return 1
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except DataError:  # the EXIF of a PNG may follow its pixels, which exceed a limit
+        raise
+    except Exception:  # broken EXIF; the pixels may be intact
+        return 1
+
+
+def convert_in_strips(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Convert a few rows at a time, so that a large image is never held in memory with wider pixels."""
+    result, rows = Image.new(mode, image.size), max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        result.paste(convert(strip), (0, top))
+    return result
+
+
+def blend_over_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def reduce_image_to_8_bits(image: Image.Image, where: str) -> Image.Image:
+    """Scale 16-bit values to 8 bits, which Pillow would clip; its mode I has 32 bits, of which 16 may be used."""
+    extremes: Any = image.getextrema() if image.mode == "I" else (0, 0)  # the 16-bit modes cannot exceed 16 bits
+    low, high = extremes
+    if low < 0 or high > 65535:
+        raise DataError(f"{where} has values from {low} to {high}; expected 16 bits, 0 to 65535")
+    return convert_in_strips(image, "L", lambda strip: Image.fromarray(scale_16_to_8_bits(np.asarray(strip))))
+
+
+def scale_16_to_8_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+
+
+def pillow_image_from_array(array: np.ndarray[Any, Any], expected: str = EXPECTED_ARRAY) -> Image.Image:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if 0 in array.shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
+        hint = ": move the channels to the back with np.moveaxis(array, 0, -1)" if is_channels_first(array) else ""
+        raise DataError(f"the array has shape {array.shape}; expected {expected}{hint}")
+    if array.dtype == np.bool_:
+        array = array * np.uint8(255)
+    elif array.dtype.kind == "f":
+        low, high = array.min(), array.max()
+        if not (low >= 0 and high <= 1):  # also true for NaN
+            raise DataError(f"the floats go from {low:g} to {high:g}; expected 0 to 1: divide values up to 255 by 255")
+        array = np.rint(array.astype(np.float32) * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise DataError(f"the values are {array.dtype}; expected uint8, bool, or floats from 0 to 1: convert them")
+    return Image.fromarray(array)
+
+
+def is_channels_first(array: np.ndarray[Any, Any]) -> bool:
+    return array.ndim == 3 and array.shape[0] in (1, 3, 4)
+
+
+def pillow_image_from_tensor(tensor: Any) -> Image.Image:
+    """Convert through numpy, without importing torch."""
+    shape = tuple(tensor.shape)
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(
+            f"the tensor has shape {shape}; expected {EXPECTED_TENSOR}, one image without a batch dimension"
+        )
+    tensor = tensor.detach().cpu()
+    values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()  # numpy has no bfloat16
+    return pillow_image_from_array(np.moveaxis(values, 0, -1), EXPECTED_TENSOR)

@@ -1,0 +1,138 @@
+"""CIFAR-10 and CIFAR-100 as published: binary files, or pickles for Python."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.base.errors import DataError, describe_error
+from vitrail.base.files import read_bytes
+from vitrail.data.images.array_dataset import ArrayDataset, check_label_range
+from vitrail.data.images.formats.array_pickles import read_array_pickle
+
+IMAGE_SIDE = 32
+MAX_FILE_BYTES = 2**30  # the largest file of CIFAR-100 has 155 million
+MAX_NAMES_BYTES = 2**16
+BYTES_PER_IMAGE = 3 * IMAGE_SIDE * IMAGE_SIDE  # the red channel row by row, then green, then blue
+
+
+@dataclass(frozen=True)
+class CifarLayout:
+    """File names and keys of one of the four published versions."""
+
+    classes: int
+    train: tuple[str, ...]
+    val: str
+    names_file: str  # file of class names
+    label_bytes: int = 0  # before each image, the last one is used; 0 for pickles
+    labels_key: str = ""  # of pickles
+    names_key: str = ""
+
+    def is_present_in(self, folder: Path) -> bool:
+        """Whether any image file exists; CIFAR-100's file names are so common that its class names must exist too."""
+        has_images = any((folder / name).is_file() for name in (*self.train, self.val))
+        return has_images and (self.classes == 10 or (folder / self.names_file).is_file())
+
+
+BATCH_NAMES = tuple(f"data_batch_{number}" for number in range(1, 6))
+CIFAR_LAYOUTS = (
+    CifarLayout(10, tuple(f"{name}.bin" for name in BATCH_NAMES), "test_batch.bin", "batches.meta.txt", label_bytes=1),
+    CifarLayout(10, BATCH_NAMES, "test_batch", "batches.meta", labels_key="labels", names_key="label_names"),
+    CifarLayout(100, ("train.bin",), "test.bin", "fine_label_names.txt", label_bytes=2),
+    CifarLayout(100, ("train",), "test", "meta", labels_key="fine_labels", names_key="fine_label_names"),
+)
+
+
+def find_cifar_layout(folder: Path) -> CifarLayout | None:
+    return next((layout for layout in CIFAR_LAYOUTS if layout.is_present_in(folder)), None)
+
+
+def read_cifar(folder: Path, layout: CifarLayout) -> tuple[ArrayDataset | None, ArrayDataset | None, list[str]]:
+    """Training and validation images, None for those without files, and notes on missing files."""
+    notes = [f"{folder / name} is missing" for name in layout.train if not (folder / name).is_file()]
+    classes = tuple(str(number) for number in range(layout.classes))
+    if (folder / layout.names_file).is_file():
+        classes = read_class_names(folder / layout.names_file, layout)
+    else:
+        notes.append(f"{folder / layout.names_file} is missing: classes are named by their numbers")
+    train, val = (read_cifar_split(folder, names, layout, classes) for names in (layout.train, (layout.val,)))
+    return train, val, notes
+
+
+def read_cifar_split(
+    folder: Path, names: tuple[str, ...], layout: CifarLayout, classes: tuple[str, ...]
+) -> ArrayDataset | None:
+    files = [folder / name for name in names if (folder / name).is_file()]
+    if not files:
+        return None
+    parts = [
+        read_binary_file(file, layout) if layout.label_bytes else read_pickled_batch(file, layout) for file in files
+    ]
+    labels = [check_label_range(part[1], layout.classes, str(file)) for file, part in zip(files, parts, strict=True)]
+    colours = np.split(np.concatenate([part[0] for part in parts]), 3, axis=1)
+    images = np.stack(colours, axis=-1)  # three times as fast as a transposition
+    return ArrayDataset(
+        images.reshape(-1, IMAGE_SIDE, IMAGE_SIDE, 3), np.concatenate(labels), classes, f"{folder} ({names[0]})"
+    )
+
+
+def read_binary_file(path: Path, layout: CifarLayout) -> tuple[NDArray[np.uint8], Any]:
+    """Images as stored, (N, 3072), and labels."""
+    record = layout.label_bytes + BYTES_PER_IMAGE
+    data = np.frombuffer(read_cifar_bytes(path), np.uint8)
+    if not len(data) or len(data) % record:
+        raise DataError(f"{path} has {len(data)} bytes; expected a multiple of {record}: is it truncated?")
+    records = data.reshape(-1, record)
+    return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1]
+
+
+def read_pickled_batch(path: Path, layout: CifarLayout) -> tuple[NDArray[np.uint8], Any]:
+    batch = read_pickled_dict(path)
+    images: Any = batch.get("data")
+    labels: Any = batch.get(layout.labels_key)
+    if not isinstance(images, np.ndarray) or images.shape[1:] != (BYTES_PER_IMAGE,) or not is_list_of(labels, int):
+        raise DataError(
+            f"{path} has no images; expected 'data' of bytes (N, {BYTES_PER_IMAGE}) and '{layout.labels_key}'"
+        )
+    if len(labels) != len(images):
+        raise DataError(f"{path} has {len(images)} images and {len(labels)} labels; expected one label per image")
+    return images, labels
+
+
+def read_class_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
+    if layout.label_bytes:
+        names = read_cifar_bytes(path, MAX_NAMES_BYTES).decode("utf-8", "replace").split("\n")
+    else:
+        listed: Any = read_pickled_dict(path).get(layout.names_key)
+        names = [decode_if_bytes(name) for name in listed] if is_list_of(listed, str, bytes) else []
+    names = [name.strip() for name in names if name.strip()]
+    if len(names) != layout.classes:
+        raise DataError(f"{path} has {len(names)} class names; expected {layout.classes}")
+    return tuple(names)
+
+
+def read_pickled_dict(path: Path) -> Mapping[str, Any]:
+    """The dictionary in a pickle; Python 2 wrote its keys as bytes."""
+    contents: Any = read_array_pickle(read_cifar_bytes(path), path)
+    if not isinstance(contents, dict):
+        raise DataError(f"{path} holds a {type(contents).__name__}; expected the dictionary of a CIFAR batch")
+    return {decode_if_bytes(key): value for key, value in contents.items() if isinstance(key, str | bytes)}
+
+
+def is_list_of(values: Any, *kinds: type) -> bool:
+    """Whether it is a flat list of these types; a list that contains itself would never end."""
+    return isinstance(values, list) and all(type(value) in kinds for value in values)
+
+
+def decode_if_bytes(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def read_cifar_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    try:
+        return read_bytes(path, max_bytes)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {describe_error(error)}; expected a readable file") from None

@@ -1,0 +1,1 @@
+"""Attention of a model: capture, rollout, distance, heads."""

@@ -1,0 +1,1 @@
+"""Which patches a prediction depends on: maps, overlays, checks."""

@@ -1,0 +1,1 @@
+"""What layers and tokens represent: CKA, filters, positions, neighbors, PCA."""

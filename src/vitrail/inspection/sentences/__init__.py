@@ -1,0 +1,1 @@
+"""What words attend to: sentences, translations and captions."""

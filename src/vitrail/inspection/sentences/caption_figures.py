@@ -1,0 +1,176 @@
+"""Describe images and draw the attention of each word over them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitrail.base.errors import DataError
+from vitrail.base.figures import CaptionedFigure, FigureFolder, reserve_unique_name, sanitize_label
+from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.image_items import ImageItem
+from vitrail.data.images.preprocessing import compute_visible_box
+from vitrail.inspection.explain.explain_together import ExplainResult
+from vitrail.inspection.explain.explanation import figure_name
+from vitrail.inspection.explain.overlay import PixelBox, draw_overlay, shrink_photo_and_box
+from vitrail.inspection.sentences.word_patches import WordAttention, attend_words, find_patch_grid
+from vitrail.predict.captioner import Caption, Captioner, write_captions
+from vitrail.predict.image_list import open_arguments
+from vitrail.predict.translator import SearchSettings
+
+METHOD = "words"  # in the names of the files
+MAX_WORD_LENGTH = 16  # in a title
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)  # comparing arrays is ambiguous
+class DescribedImage:
+    """A caption of an image, and what the model attended to when it wrote each word; a notebook shows the figure."""
+
+    caption: Caption
+    attention: WordAttention
+    photo: NDArray[np.uint8]  # (rows, columns, 3), at the size of a figure
+    box: PixelBox  # the part of the photo that the model receives
+    layer: int | None = None  # of the decoder; None: the mean of all layers
+    written: tuple[Path, ...] = ()
+
+    @property
+    def maps(self) -> NDArray[Any]:
+        """One map per word: (words, h, w)."""
+        return self.attention.average(self.layer)
+
+    @property
+    def figure(self) -> CaptionedFigure:
+        name = Path(self.caption.image).name or "image"
+        layer = "all layers" if self.layer is None else f"layer {self.layer}"
+        return CaptionedFigure(
+            name=figure_name(self.caption.image or "image", METHOD),
+            title=f"{name}: {self.caption.text}",
+            caption=f"The caption of {name}, word by word. Colours are bright where patches receive the most attention "
+            f"when a word is written, mean over the heads of {layer}. The scale is linear, from 0 (1 is uniform "
+            "attention) to the 95% quantile.",
+            arrays={
+                "words": np.array(self.attention.words),
+                "maps": self.maps,
+                "attention": self.attention.maps,
+                "photo": self.photo,
+                "box": np.array(self.box),
+            },
+            draw=self.render,
+        )
+
+    def render(self) -> Any:
+        panels = self.maps[:, None] * prod(self.maps.shape[-2:])
+        titles = [[sanitize_label(word, MAX_WORD_LENGTH)] for word in self.attention.words]
+        return draw_overlay(
+            self.photo, self.box, panels, titles, self.caption.text, "attention (1 = average)", lowest=0.0
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.caption.to_json(), "written": list(map(str, self.written))}
+
+    def _repr_png_(self) -> bytes:
+        return self.figure.to_png()
+
+
+def describe_image(
+    captioner: Captioner,
+    image: Any,
+    search: SearchSettings,
+    *,
+    name: str = "",
+    layer: int | None = None,
+    number: int = 0,
+) -> DescribedImage:
+    """Caption an image and collect the attention of its words; `number` is that of the image, for random draws."""
+    opened, loaded = open_image(image), captioner.loaded
+    how = loaded.preprocessing
+    with torch.inference_mode():
+        memory = captioner.model.encode(loaded.encoder.make_batch([opened]))
+    found = write_captions(captioner.model.decoder, captioner.tokenizer, memory, search, first=number)
+    caption = captioner.make_caption(name, found[0])
+    grid = find_patch_grid(captioner.model, how, memory.tokens.shape[1])
+    attention = attend_words(captioner.model, captioner.tokenizer, memory, caption.ids, grid)
+    if layer is not None:
+        attention.check_layer(layer)
+    photo, box = shrink_photo_and_box(opened, compute_visible_box((opened.height, opened.width), how))
+    return DescribedImage(caption=caption, attention=attention, photo=photo, box=box, layer=layer)
+
+
+def describe_files(
+    captioner: Captioner,
+    images: Sequence[ImageItem],
+    search: SearchSettings,
+    out: FigureFolder,
+    *,
+    layer: int | None = None,
+    on_error: Callable[[DataError], object] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Iterator[DescribedImage]:
+    """Write a figure per image to `out`; an image that cannot be read is passed to `on_error` and skipped."""
+    taken = set[str]()
+    names = [reserve_unique_name(figure_name(each.name, METHOD), taken) for each in images]
+    out.prepare(names)
+    for number, (each, figure) in enumerate(zip(images, names, strict=True)):
+        try:
+            found = describe_image(captioner, each.source, search, name=each.name, layer=layer, number=number)
+        except DataError as error:
+            on_error(error)
+        else:
+            written = out.save(replace(found.figure, name=figure)) if found.attention.words else []
+            yield replace(found, written=tuple(written))
+        progress(1)
+
+
+def describe_arguments(
+    captioner: Captioner,
+    arguments: Sequence[str],
+    search: SearchSettings,
+    out: FigureFolder | None = None,
+    *,
+    layer: int | None = None,
+    stdin: BinaryIO | None = None,
+    on_described: Callable[[Caption | DescribedImage], object],
+    on_error: Callable[[DataError], object],
+    progress: Callable[[int], AbstractContextManager[Callable[[int], object]]],
+) -> ExplainResult:
+    """Describe the images that arguments name: files, folders, patterns, `-` for `stdin`; with `out` also figures.
+
+    What cannot be read is passed to `on_error` and skipped, and is an error in the result; if it is the only image, it
+    is an error at once.
+    """
+    found, report = open_arguments(arguments, stdin, on_error), list[dict[str, Any]]()
+    with progress(found.bar_length) as advance:
+        if out is None:
+            described = describe_without_figures(captioner, found.images, search, found.skip, advance)
+        else:
+            described = describe_files(
+                captioner, found.images, search, out, layer=layer, on_error=found.skip, progress=advance
+            )
+        for each in described:
+            report.append(each.to_json())
+            on_described(each)
+    if out is not None:
+        out.finish()
+    return ExplainResult(report, found.make_error(out.path if out is not None and report else None))
+
+
+def describe_without_figures(
+    captioner: Captioner,
+    images: Sequence[ImageItem],
+    search: SearchSettings,
+    on_error: Callable[[DataError], object],
+    progress: Callable[[int], object],
+) -> Iterator[Caption]:
+    """A caption per image; an image that cannot be read is passed to `on_error` and skipped."""
+    for found in captioner.iterate(images, search):
+        if isinstance(found, DataError):
+            on_error(found)
+        else:
+            yield found
+        progress(1)

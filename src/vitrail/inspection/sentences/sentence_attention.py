@@ -1,0 +1,183 @@
+"""What a text model attends to while it translates one sentence.
+
+L layers, H heads, N source tokens with the end, M target tokens with the end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.base.errors import ConfigError, DataError, VitrailError
+from vitrail.base.text import format_count
+from vitrail.data.text.tokenizer import TextTokenizer
+from vitrail.export.agreement import NOT_FINITE_MESSAGE
+from vitrail.inspection.sentences.sentence_words import SentenceWords
+from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.predict.search.beam_search import BeamRecord, BeamTree, beam_search
+from vitrail.predict.search.greedy_search import Hypothesis, Penalty
+from vitrail.predict.translator import SearchSettings
+from vitrail.text_loading import LoadedTextModel, open_text_model
+
+MapKind = Literal["cross", "encoder", "decoder"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)  # comparing arrays is ambiguous
+class SentenceAttention:
+    """A sentence, its translation, and the attention of all layers and heads while it was written.
+
+    Rows are what is written, or for the encoder what is read, and sum to 1; a row of the decoder shows what is read to
+    write its token, of the tokens before it. Without attention, `no_maps_reason` says why.
+    """
+
+    sentence: str
+    translation: str
+    source: SentenceWords  # with the end
+    target: SentenceWords  # with the end, if it was reached
+    target_before: SentenceWords  # what the decoder reads: the start, and the target without its last token
+    best: Hypothesis
+    tree: BeamTree
+    alternatives: tuple[tuple[str, float], ...]  # the texts that the search has finished, with their scores, best first
+    languages: tuple[str, str] | None = None
+    encoder: NDArray[np.float32] | None = None  # (L, H, N, N)
+    decoder: NDArray[np.float32] | None = None  # (L, H, M, M)
+    cross: NDArray[np.float32] | None = None  # (L, H, M, N)
+    no_maps_reason: str = ""
+
+    @property
+    def layers_and_heads(self) -> tuple[int, int]:
+        return (0, 0) if self.cross is None else (self.cross.shape[0], self.cross.shape[1])
+
+    @property
+    def source_words(self) -> tuple[str, ...]:
+        """The words that can be left out: all but the end."""
+        return self.source.words[:-1]
+
+    @property
+    def target_words(self) -> tuple[str, ...]:
+        """The words that were written, without the end."""
+        return self.target.words[: len(self.target.words) - self.best.finished]
+
+    def find_sides(self, kind: MapKind) -> tuple[SentenceWords, SentenceWords]:
+        """What the rows and the columns of a map stand for."""
+        return {
+            "cross": (self.target, self.source),
+            "encoder": (self.source, self.source),
+            "decoder": (self.target, self.target_before),
+        }[kind]
+
+    def find_maps(self, kind: MapKind) -> NDArray[np.float32] | None:
+        return {"cross": self.cross, "encoder": self.encoder, "decoder": self.decoder}[kind]
+
+    def merge_words(self, kind: MapKind) -> NDArray[np.float32] | None:
+        """The maps of a kind over words: the sum over the pieces that are read, the mean over those that read."""
+        maps, (rows, columns) = self.find_maps(kind), self.find_sides(kind)
+        return None if maps is None else rows.average_pieces(columns.sum_pieces(maps))
+
+    def select_map(
+        self, kind: MapKind = "cross", layer: int = -1, head: int | Literal["mean"] = "mean"
+    ) -> NDArray[np.float32] | None:
+        """One map over words, of one head or the mean over all heads of a layer; None if there are none."""
+        maps = self.merge_words(kind)
+        if maps is None:
+            return None
+        of_layer = maps[resolve_index("layer", layer, len(maps))]
+        return of_layer.mean(0) if head == "mean" else of_layer[resolve_index("head", head, len(of_layer))]
+
+
+def resolve_index(what: str, number: int, count: int) -> int:
+    """A layer or head from 0; -1 is the last."""
+    if not -count <= number < count:
+        raise ConfigError(f"`{what}` is {number}; expected 0 to {count - 1}, or -1 for the last")
+    return number % count
+
+
+def read_sentence(
+    model: str | Path | LoadedTextModel,
+    sentence: str,
+    *,
+    beam: int = 4,
+    penalty: Penalty = "gnmt",
+    alpha: float = 0.6,
+    length: int | None = None,
+) -> SentenceAttention:
+    """Translate a sentence by beam search and collect its attention. The settings are those of `Translator.translate`.
+
+    >>> found = read_sentence("runs/demo", "Ein Hund läuft.")
+    >>> found.translation, found.select_map("cross", layer=-1)
+    """
+    loaded = open_text_model(model)
+    tokenizer, network = loaded.tokenizer, loaded.model
+    source = SentenceWords.from_text(tokenizer, sentence).append(tokenizer.end, tokenizer.show_token(tokenizer.end))
+    check_sentence(source, network)
+    settings = SearchSettings(beam=beam, penalty=penalty, alpha=alpha, length=length)
+    record = BeamRecord()
+    with torch.inference_mode():
+        row = make_rows(network, [source.ids])
+        memory = network.encode(row)
+        ((best,),) = beam_search(
+            network,
+            memory,
+            start=tokenizer.start,
+            end=tokenizer.end,
+            length=settings.limit_length(len(source.ids), network.length_limit),
+            beam=beam,
+            penalty=penalty,
+            alpha=alpha,
+            record=record,
+        )
+        written = [*best.tokens, *[tokenizer.end] * best.finished]
+        before = [tokenizer.start, *written[:-1]]
+        maps = compute_maps(network, memory, make_rows(network, [before]), row)
+    return SentenceAttention(
+        sentence=sentence,
+        translation=tokenizer.decode(best.tokens),
+        source=source,
+        target=SentenceWords.from_ids(tokenizer, written),
+        target_before=SentenceWords.from_ids(tokenizer, before),
+        best=best,
+        tree=record.trees[0],
+        alternatives=list_alternatives(record.trees[0], tokenizer),
+        languages=loaded.languages,
+        no_maps_reason=network.no_maps_reason,
+        **maps,
+    )
+
+
+def list_alternatives(tree: BeamTree, tokenizer: TextTokenizer) -> tuple[tuple[str, float], ...]:
+    ended = sorted((node for node in tree.nodes if node.score is not None), key=lambda node: -(node.score or 0.0))
+    return tuple((tokenizer.decode(each.token for each in node.list_path()), node.score or 0.0) for node in ended)
+
+
+def check_sentence(source: SentenceWords, model: TextModel) -> None:
+    """Refuse a sentence without a word, and one that is longer than the positions of the model."""
+    tokens, limit = len(source.ids), model.length_limit
+    if tokens == 1:
+        raise DataError("the `sentence` is empty; expected at least one word")
+    if limit is not None and tokens > limit:
+        raise DataError(
+            f"the `sentence` has {format_count(tokens, 'token')}; expected at most {limit:,}, the positions of the "
+            "model: split it"
+        )
+
+
+def make_rows(model: TextModel, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of token ids, padded at the end, on the device of the model: int64 (rows, longest)."""
+    longest, pad = max(map(len, rows)), model.config.pad
+    padded = [[*row, *[pad] * (longest - len(row))] for row in rows]
+    return torch.tensor(padded, device=next(model.parameters()).device)
+
+
+def compute_maps(model: TextModel, memory: Memory, target: Tensor, source: Tensor) -> dict[str, NDArray[Any] | None]:
+    """The attention of one sentence by its kind: (L, H, …) each."""
+    found = model.attention_maps(memory, target, source)
+    tensors = {"encoder": found.encoder, "decoder": found.decoder, "cross": found.cross}
+    maps = {kind: None if each is None else each[0].float().numpy(force=True) for kind, each in tensors.items()}
+    if any(each is not None and not np.isfinite(each).all() for each in maps.values()):
+        raise VitrailError(NOT_FINITE_MESSAGE)
+    return maps

@@ -1,0 +1,1 @@
+"""The contract of a model file: family, config checks, initialization, checkpoint names."""

@@ -1,0 +1,1 @@
+"""Models by name: families, presets, public weights."""

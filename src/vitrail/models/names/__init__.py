@@ -1,0 +1,1 @@
+"""What public checkpoints call the tensors of our models."""

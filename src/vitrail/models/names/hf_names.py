@@ -1,0 +1,183 @@
+"""ViT encoders in transformers: its model types vit, deit and dinov2, with the names on disk and those in memory."""
+
+from typing import Any
+
+from vitrail.base.errors import CheckpointError
+from vitrail.models.base.checkpoint_side import ConfigFields, SourceNames
+from vitrail.models.base.name_entries import THREE_PARTS, TWO_PARTS, NameEntry, make_entry
+from vitrail.models.names.encoder_names import SUPPORTED, is_swiglu
+
+# of the names on disk and, since v5, in memory; those on disk are written
+HF_OLD_LAYER, HF_NEW_LAYER = "encoder.layer.#.", "layers.#."
+HF_KERNEL = "embeddings.patch_embeddings.projection.weight"
+HF_EMBEDDINGS = (
+    make_entry("embeddings.cls_token", "cls_token"),
+    make_entry("embeddings.position_embeddings", "pos_embed"),
+    make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
+    make_entry("layernorm.*", "norm.*"),
+    make_entry("pooler.dense.*", "pre_logits.*"),
+    make_entry("classifier.*", "head.*"),
+)
+HF_REGISTERS = make_entry("embeddings.register_tokens", "reg_token")
+HF_DISTILLED = (make_entry("cls_classifier.*", "head.*"), make_entry("distillation_classifier.*", "head_dist.*"))
+
+
+def make_hf_attention_entries(layer: str) -> tuple[NameEntry, ...]:
+    old = [f"{layer}attention.attention.{part}.*" for part in ("query", "key", "value")]
+    return (
+        make_entry(old, "blocks.#.attn.qkv.*", THREE_PARTS),
+        make_entry(f"{layer}attention.output.dense.*", "blocks.#.attn.proj.*"),
+        make_entry([f"{layer}attention.{part}_proj.*" for part in "qkv"], "blocks.#.attn.qkv.*", THREE_PARTS),
+        make_entry(f"{layer}attention.o_proj.*", "blocks.#.attn.proj.*"),
+    )
+
+
+HF_VIT_TABLE = (
+    *HF_EMBEDDINGS,
+    *(
+        row
+        for layer in (HF_OLD_LAYER, HF_NEW_LAYER)
+        for row in (
+            make_entry(f"{layer}layernorm_before.*", "blocks.#.norm1.*"),
+            make_entry(f"{layer}layernorm_after.*", "blocks.#.norm2.*"),
+            *make_hf_attention_entries(layer),
+        )
+    ),
+    make_entry(f"{HF_OLD_LAYER}intermediate.dense.*", "blocks.#.mlp.fc1.*"),
+    make_entry(f"{HF_OLD_LAYER}output.dense.*", "blocks.#.mlp.fc2.*"),
+    *(make_entry(f"{HF_NEW_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)),
+)
+HF_DINO_TABLE = (
+    *HF_EMBEDDINGS,
+    HF_REGISTERS,
+    *(make_entry(f"{HF_OLD_LAYER}norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
+    *(make_entry(f"{HF_OLD_LAYER}layer_scale{n}.lambda1", f"blocks.#.ls{n}.gamma") for n in (1, 2)),
+    *make_hf_attention_entries(HF_OLD_LAYER),
+)
+HF_MLP = tuple(make_entry(f"{HF_OLD_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2))
+HF_SWIGLU = (
+    make_entry(f"{HF_OLD_LAYER}mlp.weights_in.*", "blocks.#.mlp.fc1.*"),
+    make_entry(f"{HF_OLD_LAYER}mlp.weights_out.*", "blocks.#.mlp.fc2.*"),
+    make_entry([f"{HF_OLD_LAYER}mlp.{part}_proj.*" for part in ("gate", "up")], "blocks.#.mlp.fc1.*", TWO_PARTS),
+    make_entry(f"{HF_OLD_LAYER}mlp.down_proj.*", "blocks.#.mlp.fc2.*"),
+)
+HF_SUPPORTED = {name: SUPPORTED[name] for name in ("class_token", "pool", "positions", "positions_at")}
+
+
+def make_hf_heading(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+    """What the config.json of every image model has."""
+    size, ending = config["image_size"], "ForImageClassification" if config["classes"] else "Model"
+    return {
+        "architectures": [class_name + ending],
+        "model_type": model_type,
+        "image_size": size[0] if size[0] == size[1] else size,
+        "num_channels": config["channels"],
+    }
+
+
+def make_hf_card(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+    width, size, patch = config["width"], config["image_size"], config["patch_size"]
+    ending = "ForImageClassificationWithTeacher" if config.get("distilled") else "ForImageClassification"
+    activation = {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.get("activation", "gelu"), "gelu")
+    return {
+        "architectures": [class_name + (ending if config["classes"] else "Model")],
+        "model_type": model_type,
+        "hidden_size": width,
+        "num_hidden_layers": config["depth"],
+        "num_attention_heads": config["heads"],
+        "hidden_act": activation,
+        "layer_norm_eps": config["norm_eps"],
+        "image_size": size[0] if size[0] == size[1] else size,
+        "patch_size": patch[0] if patch[0] == patch[1] else patch,
+        "num_channels": config["channels"],
+        "qkv_bias": config.get("qkv_bias", True),
+        "hidden_dropout_prob": config["dropout"],
+        "attention_probs_dropout_prob": config["attention_dropout"],
+        "dtype": "float32",
+    }
+
+
+def make_hf_vit_card(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+    if config.get("head") == "mlp" and config["classes"]:
+        raise CheckpointError(
+            f"classes is {config['classes']}, which transformers' {model_type} cannot represent; expected 0"
+        )
+    hidden = config.get("mlp_width") or 4 * config["width"]
+    return make_hf_card(config, model_type, class_name) | {
+        "intermediate_size": hidden,
+        "encoder_stride": config["patch_size"][0],
+    }
+
+
+def make_hf_dino_card(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+    """The MLP of a SwiGLU is two thirds of 4·width wide, rounded up to a multiple of 8."""
+    width, swiglu = config["width"], is_swiglu(config)
+    hidden, expected = config.get("mlp_width") or 4 * width, 4 * width
+    expected = (int(expected * 2 / 3) + 7) // 8 * 8 if swiglu else expected
+    if hidden != expected:
+        raise CheckpointError(
+            f"mlp_width is {hidden}, which transformers' dinov2 cannot represent; expected {expected}"
+        )
+    card = make_hf_card(config, model_type, class_name)
+    card |= {"mlp_ratio": 4, "use_swiglu_ffn": swiglu, "use_mask_token": False}
+    return card | ({"num_register_tokens": config["registers"]} if config.get("registers") else {})
+
+
+def is_dinov2(config: ConfigFields) -> bool:
+    return config.get("layer_scale") is not None or is_swiglu(config)
+
+
+HF_DEIT_DETAILS = {
+    "model_type": "deit",
+    "norm_eps": 1e-12,
+    "imagenet_mean": True,
+    "preprocessing": {"crop": 0.875, "interpolation": "bicubic"},
+}
+
+
+def make_hf_vit_source(*, registers: bool) -> SourceNames:
+    """A plain ViT; one with a register is a DeiT, whose distillation token without its own head is the register."""
+    model_type, class_name = ("deit", "DeiT") if registers else ("vit", "ViT")
+    return SourceNames(
+        layout="hf",
+        table=(make_entry("embeddings.distillation_token", "reg_token"), *HF_VIT_TABLE, HF_REGISTERS, *HF_DISTILLED),
+        markers=(HF_KERNEL, "embeddings.distillation_token") if registers else (HF_KERNEL,),
+        accepts=lambda config: (
+            not is_dinov2(config)
+            and not config.get("distilled")
+            and config.get("pool") != "map"  # SigLIP's
+            and bool(config.get("registers")) == registers
+        ),
+        supported={"registers": (0, 1), **HF_SUPPORTED},
+        card=lambda config: make_hf_vit_card(config, model_type, class_name),
+        details=HF_DEIT_DETAILS if registers else {"model_type": "vit", "norm_eps": 1e-12},
+    )
+
+
+HF_VIT, HF_REGISTER = make_hf_vit_source(registers=False), make_hf_vit_source(registers=True)
+
+
+def make_hf_dino_source(*, registers: bool, swiglu: bool) -> SourceNames:
+    model_type, class_name = ("dinov2_with_registers", "Dinov2WithRegisters") if registers else ("dinov2", "Dinov2")
+    own = "embeddings.register_tokens" if registers else f"{HF_OLD_LAYER}layer_scale1.lambda1"
+    return SourceNames(
+        layout="hf",
+        table=(*HF_DINO_TABLE, *((*HF_SWIGLU, *HF_MLP) if swiglu else (*HF_MLP, *HF_SWIGLU))),
+        markers=() if swiglu else (HF_KERNEL, own),
+        accepts=lambda config: (
+            is_dinov2(config) and bool(config.get("registers")) == registers and is_swiglu(config) == swiglu
+        ),
+        supported={"classes": (0,), "head": ("linear",), "distilled": (False,), **HF_SUPPORTED},
+        card=lambda config: make_hf_dino_card(config, model_type, class_name),
+        details={
+            "model_type": model_type,
+            "norm_eps": 1e-6,
+            "imagenet_mean": True,
+            "preprocessing": {"crop": 0.875, "interpolation": "bicubic", "fit": "short_side"},
+            "policy": "timm" if registers else "deit",  # with registers, transformers antialiases
+            "dinov2": True,
+        },
+    )
+
+
+HF_DINO = tuple(make_hf_dino_source(registers=r, swiglu=s) for r in (True, False) for s in (False, True))

@@ -1,0 +1,1 @@
+"""Architectures that read or write text, and their parts."""

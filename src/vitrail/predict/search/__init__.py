@@ -1,0 +1,1 @@
+"""Search for a text: greedy, beam search, sampling."""

@@ -1,0 +1,213 @@
+"""What DINO and EsViT share: multi-crop views, a momentum teacher, and distributions over prototypes.
+
+B batch, V crops of an image, of which the first 2 are global, D width, K prototypes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.base.figures import CaptionedFigure
+from vitrail.data.batch import Batch
+from vitrail.data.images.views import View
+from vitrail.distributed import Ranks
+from vitrail.evaluation.evaluate import temporary_eval_mode
+from vitrail.recipes.pretraining_settings import DinoSettings
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.schedule import Clock
+from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
+from vitrail.tasks.metric import Metric
+from vitrail.tasks.pretraining.parts.centre import Centre
+from vitrail.tasks.pretraining.parts.dino_files import describe_parts, rename_tensors, select_fitting_tensors
+from vitrail.tasks.pretraining.parts.momentum_teacher import MomentumTeacher
+from vitrail.tasks.pretraining.parts.prototype_figures import (
+    compute_class_attention,
+    make_attention_figure,
+    make_usage_figure,
+)
+from vitrail.tasks.pretraining.parts.prototype_head import PrototypeHead
+from vitrail.tasks.pretraining.parts.view_augmentation import check_view_size, make_view_augmentation
+from vitrail.tasks.pretraining.pretraining import Pretraining
+from vitrail.tasks.task import MeanMetrics, Source
+
+GLOBAL_CROPS = 2
+ATTENTION_IMAGES = 6  # of the figure
+JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue
+MIN_BLUR_KERNEL = 13  # pixels: three times the largest sigma to each side
+UNIFORM_SIGN = CollapseSign(
+    metric="teacher_entropy",
+    above=0.999,
+    meaning="the teacher gives every image the same probability for all prototypes",
+    remedy="lower `teacher_temperature`, lower `lr`, or use a larger `batch`",
+)
+ONE_HOT_SIGN = CollapseSign(
+    metric="teacher_entropy",
+    below=0.01,
+    meaning="the teacher gives every image one prototype",
+    remedy="use a `centre_momentum` less than 1, a higher `teacher_temperature`, or a lower `lr`",
+)
+ONE_PROTOTYPE_SIGN = CollapseSign(
+    metric="prototypes",
+    below=1.5,
+    meaning="all crops have the same most probable prototype",
+    remedy="lower `lr`, use a `centre_momentum` less than 1, or a larger `batch`",
+)
+
+
+class SelfDistillation(Pretraining):
+    """A student predicts, from any crop of an image, the prototypes that its momentum teacher finds in another one."""
+
+    metrics = (*Pretraining.metrics, Metric(name="teacher_entropy", label="entropy of the teacher / ln K"))
+    averages_itself = True
+    collapse_signs: ClassVar[tuple[CollapseSign, ...]] = (
+        UNIFORM_SIGN,
+        ONE_HOT_SIGN,
+        ONE_PROTOTYPE_SIGN,
+        SPREAD_SIGN,
+    )
+    heads: Any  # a PrototypeHead by name
+    centres: Any  # a Centre by the name of its head
+
+    def __init__(self, backbone: Any, settings: DinoSettings, heads: Sequence[str] = ("head",)) -> None:
+        super().__init__()
+        self.backbone, self.settings = backbone, settings
+        widths = (settings.head_width, settings.bottleneck_width, settings.prototypes)
+        self.heads = nn.ModuleDict({name: PrototypeHead(backbone.feature_width, *widths) for name in heads})
+        self.teacher = MomentumTeacher(self.student)
+        self.centres = nn.ModuleDict({name: Centre(settings.prototypes, settings.centre_momentum) for name in heads})
+        self.views = make_crops(settings)
+        self.usage = torch.zeros(settings.prototypes)  # global crops of the last evaluation nearest to each prototype
+
+    @property
+    def student(self) -> dict[str, nn.Module]:
+        """The modules that the teacher has too."""
+        return {"backbone": self.backbone, **self.heads}
+
+    @property
+    def result(self) -> Any:
+        return self.teacher["backbone"]
+
+    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
+        check_view_size(self.backbone, "global_size", self.settings.global_size)
+        if self.settings.local_crops:
+            check_view_size(self.backbone, "local_size", self.settings.local_size)
+        super().check(source, recipe, ranks)
+
+    def initialise(self, source: Source, recipe: Recipe) -> None:
+        super().initialise(source, recipe)
+        if recipe.loop.whiten:
+            self.teacher.copy_student(self.student)
+
+    def load_crops(self, batch: Batch) -> list[Tensor]:
+        """Normalised crops, in one tensor for each size, the global ones first: [(2·B, C, H, W), …]."""
+        crops = [torch.cat([batch["global_1"], batch["global_2"]]).flatten(0, 1)]
+        if "local" in batch.tensors:
+            crops.append(batch["local"].flatten(0, 1))
+        if len(crops) == 2 and crops[0].shape[1:] == crops[1].shape[1:]:
+            crops = [torch.cat(crops)]
+        return [self.normalise(each) for each in crops]
+
+    def compute_targets(self, logits: Tensor, centre: Any, clock: Clock) -> tuple[Tensor, Tensor]:
+        """Probabilities of the prototypes from the teacher's outputs, and their mean entropy."""
+        logits = logits.float()
+        log_shares = ((logits - centre.value) / self.settings.teacher_temperature.at(clock)).log_softmax(-1)
+        if self.training:
+            centre.observe(logits)
+        shares = log_shares.exp()
+        return shares, -(shares * log_shares).sum(-1).mean()
+
+    def count_prototypes(self, targets: Tensor) -> Tensor:
+        """The number of prototypes that are the most probable one of a crop, over all processes."""
+        nearest = targets.argmax(-1).flatten()
+        used = torch.bincount(nearest, minlength=targets.shape[-1]).float()
+        if self.training:
+            return (self.ranks.all_reduce_sum(used) > 0).sum().float()
+        self.usage = self.usage.to(used.device) + used  # processes may have different numbers of validation batches
+        return (used > 0).sum().float()
+
+    def measure_step(self, features: Tensor, targets: Tensor, loss: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+        """Metrics of the view loss: `kl` is what the student can still learn, the loss less the entropy of targets."""
+        return {
+            "kl": loss.detach() - entropy,
+            "teacher_entropy": entropy / math.log(targets.shape[-1]),
+            "prototypes": self.count_prototypes(targets),
+            "spread": self.measure_spread(features),
+        }
+
+    def before_step(self, clock: Clock) -> None:
+        for centre in self.centres.values():
+            centre.average(self.ranks)
+        if limit := self.settings.clip_each:
+            for weight in self.parameters():
+                if weight.grad is not None:
+                    nn.utils.clip_grad_norm_(weight, limit)
+        if clock.step < clock.in_steps(self.settings.frozen_epochs):
+            for head in self.heads.values():
+                head.last_layer.weight_v.grad = None
+
+    def after_step(self, clock: Clock) -> None:
+        for centre in self.centres.values():
+            centre.update()
+        self.teacher.follow(self.student, self.settings.teacher_momentum.at(clock))
+
+    def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
+        given, expected = rename_tensors(tensors), self.state_dict()
+        loaded = select_fitting_tensors(given, expected)
+        if loaded:
+            self.load_state_dict(loaded, strict=False)
+        return describe_parts(loaded, expected) if loaded else ""
+
+    def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
+        found = [make_usage_figure(self.usage)] if self.usage.any() else []
+        batch = self.load_figure_images(source, device, ATTENTION_IMAGES)
+        with temporary_eval_mode(self):
+            maps = compute_class_attention(self.result, self.normalise(batch["images"])) if batch.size else None
+        if maps is not None:
+            pixels = batch["images"].cpu().permute(0, 2, 3, 1).numpy()
+            found.append(make_attention_figure(pixels, maps.float().cpu().numpy()))
+        return found
+
+    def list_compiled_modules(self) -> list[nn.Module]:
+        return [self.backbone, self.teacher["backbone"]]
+
+    def evaluate(self, source: Source, clock: Clock, *, device: torch.device, **options: Any) -> MeanMetrics:
+        self.usage = torch.zeros(self.settings.prototypes, device=device)
+        found = super().evaluate(source, clock, device=device, **options)
+        self.usage = self.ranks.all_reduce_sum(self.usage)
+        return replace(found, metrics={**found.metrics, "prototypes": float((self.usage > 0).sum())})
+
+
+def make_crops(settings: DinoSettings) -> dict[str, View]:
+    """Two global crops, blurred and solarized with different probabilities, and local ones, as in DINO."""
+
+    def make_view(
+        area: tuple[float, ...], size: int | None, blur: float, solarize: float = 0.0, count: int = 1
+    ) -> View:
+        kernel = 0.1 if size is None else min(1.0, max(0.1, MIN_BLUR_KERNEL / size))
+        own = make_view_augmentation(settings, JITTER, area=area, blur=blur * settings.blur, solarize=solarize)
+        return View(replace(own, blur_kernel=kernel), size=size, count=count)
+
+    views = {
+        "global_1": make_view(settings.global_area, settings.global_size, 1.0),
+        "global_2": make_view(settings.global_area, settings.global_size, 0.1, settings.solarize),
+    }
+    if settings.local_crops:
+        views["local"] = make_view(settings.local_area, settings.local_size, 0.5, count=settings.local_crops)
+    return views
+
+
+def cross_entropy_between_crops(student: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """Mean over the pairs of a teacher's crop and another crop of the student: (V, B, K), (2, B, K) → one number.
+
+    −Σ q·log softmax(s/τ) is logsumexp(s/τ) − Σ q·s/τ, so that the logarithms of all V·B·K shares are not stored.
+    """
+    student = student.float() / temperature
+    crops, rows, teachers = len(student), student.shape[1], len(targets)
+    sizes = student.logsumexp(-1).sum(1)  # (V,)
+    products = targets.flatten(1) @ student.flatten(1).T  # (2, V)
+    different = 1 - torch.eye(teachers, crops, device=student.device)
+    return ((sizes - products) * different).sum() / (rows * different.sum())

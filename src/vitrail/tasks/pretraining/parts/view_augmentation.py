@@ -1,0 +1,54 @@
+"""The random views of SimCLR, BYOL and DINO, from the settings of these tasks."""
+
+from typing import Any
+
+from vitrail.base.errors import ConfigError
+from vitrail.data.images.augment.view_config import MAX_HUE, ViewAugmentation
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import ImageModel
+from vitrail.recipes.pretraining_settings import ViewSettings
+
+Strengths = tuple[float, float, float, float]  # of brightness, contrast, saturation and hue
+
+
+def make_view_augmentation(
+    settings: ViewSettings, strengths: Strengths, *, area: tuple[float, ...], blur: float, solarize: float = 0.0
+) -> ViewAugmentation:
+    """A view with the colour jitter of a paper, whose strengths are multiplied by `jitter` of the recipe."""
+    brightness, contrast, saturation, hue = (settings.jitter * each for each in strengths)
+    if hue > MAX_HUE:
+        raise ConfigError(
+            f"`jitter` is {settings.jitter:g}, which shifts the hue by {hue:g} of a turn; "
+            f"use {MAX_HUE / strengths[3]:g} or less",
+            fields=("jitter",),
+        )
+    return ViewAugmentation(
+        area=area,
+        brightness=brightness,
+        contrast=contrast,
+        saturation=saturation,
+        hue=hue,
+        grey_rate=settings.grey,
+        blur_rate=blur,
+        solarize_rate=solarize,
+    )
+
+
+def check_view_size(model: Any, name: str, size: int | None) -> None:
+    """Raise an error if the model does not take views of the size that the setting `name` has."""
+    own, kind = pair(model.config.image_size), type(model).__name__
+    if size is None or (size, size) == own:
+        return
+    if not isinstance(model, ImageModel) or model.sizes.multiple is None:
+        raise ConfigError(
+            f"`{name}` is {size}, but this {kind} takes only images of {own[0]}×{own[1]} pixels; use a dynamic model: "
+            f"`fields` dynamic=true, or views of its size",
+            fields=(name, "fields"),
+        )
+    multiple = model.sizes.multiple
+    least = max(*multiple, *model.sizes.minimum)
+    if size % multiple[0] or size % multiple[1] or size < least:
+        raise ConfigError(
+            f"`{name}` is {size}; expected a multiple of {max(multiple)} for this {kind}, at least {least}",
+            fields=(name,),
+        )
