@@ -136,7 +136,7 @@ def test_an_interrupted_write_leaves_the_old_files(
     path = write_toy(layout, tmp_path / "place")
     before = read_all_files(tmp_path)
     with monkeypatch.context() as patch:
-        for module in ("sources.vitrail", "layout"):
+        for module in ("layouts.vitrail", "layout"):
             patch.setattr(f"vitrail.checkpoint.{module}.save_file", fail_halfway(error))
         patch.setattr(torch, "save", fail_halfway(error))
         patch.setattr(np, "savez", fail_halfway(error))

@@ -216,7 +216,7 @@ warnings.simplefilter("ignore")
 known = set()
 for program in {programs}:
     eval(program)
-    imported = {{name for name in FAMILIES if f"vitrail.models.{{name}}" in sys.modules}}
+    imported = {{name for name in FAMILIES if {{f"vitrail.models.{{name}}", f"vitrail.models.text.{{name}}"}} & set(sys.modules)}}
     print(*(imported - known), sep=",")
     known = imported
 """
