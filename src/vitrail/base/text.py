@@ -1,4 +1,4 @@
-"""Plain text for terminals and files: names with their unprintable characters escaped, and tables."""
+"""Plain text for terminals and files: names with their unprintable characters escaped, lines of CSV, numbers."""
 
 from collections.abc import Collection, Sequence
 from math import floor, log10
@@ -6,6 +6,8 @@ from pathlib import Path
 
 SMALLEST_PROBABILITY = 1e-6  # that is shown by its digits
 TEXT_WIDTH = 100  # of tables that are split into parts
+FORMULA_STARTS = (*"=+-@\t\r\n＝＋－＠",)  # full-width forms, too: some spreadsheets treat them alike
+CHARACTERS_TO_QUOTE = set(',;|\t"\r\n')
 TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
 
 
@@ -18,6 +20,17 @@ def make_printable(text: str, max_length: int | None = None) -> str:
     """Replace characters that are not printable by ?, and shorten a text that is too long for a table."""
     shown = "".join(each if each.isprintable() else "?" for each in text)
     return shown if max_length is None or len(shown) <= max_length else f"{shown[: max_length - 1]}…"
+
+
+def escape_formula_in_text(text: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def format_csv_line(fields: Sequence[str]) -> str:
+    """Quote fields that contain separators, also those of other readers of CSV."""
+    quoted = (f'"{each.replace(chr(34), 2 * chr(34))}"' if set(each) & CHARACTERS_TO_QUOTE else each for each in fields)
+    return f"{','.join(quoted)}\n"
 
 
 def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> list[str]:

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from vitrail.base.files import write_atomically
-from vitrail.predict.output.row_formats import (
-    encode_utf8,
-    escape_formula_in_path,
-    escape_formula_in_text,
-    format_csv_line,
-    round_probability,
-)
+from vitrail.base.text import escape_formula_in_text, format_csv_line
+from vitrail.predict.output.row_formats import encode_utf8, escape_formula_in_path, round_probability
 
 WRONG_COLUMNS = ("file", "label", "predicted", "probability", "label_probability")
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.locks import InUseError
+from vitrail.base.text import format_csv_line
 from vitrail.predict.output.completed_images import CompletedImages, hash_to_integer
 from vitrail.predict.output.partial_folder import PartialFolder, WritingError
 from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions
@@ -24,7 +25,6 @@ from vitrail.predict.output.row_formats import (
     PredictionPrinter,
     choose_prediction_format,
     format_class_table,
-    format_csv_line,
     format_json_line,
 )
 from vitrail.predict.predictions import ClassProbability

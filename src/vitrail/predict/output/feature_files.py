@@ -15,16 +15,11 @@ from numpy.typing import NDArray
 from vitrail.base.errors import CheckpointError
 from vitrail.base.files import open_regular_file_descriptor
 from vitrail.base.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
+from vitrail.base.text import escape_formula_in_text, format_csv_line
 from vitrail.predict.output.append_only_files import AppendOnlyFile, create_empty_file
 from vitrail.predict.output.partial_folder import PartialFolder
 from vitrail.predict.output.resumable_rows import ResumableRows, Row
-from vitrail.predict.output.row_formats import (
-    escape_formula_in_path,
-    escape_formula_in_text,
-    escape_surrogates,
-    format_csv_line,
-    import_pyarrow,
-)
+from vitrail.predict.output.row_formats import escape_formula_in_path, escape_surrogates, import_pyarrow
 
 FeatureFormat = Literal["npy", "parquet", "npz"]  # npz: one array per level of a model, for feature maps
 FEATURE_FORMAT_BY_SUFFIX: dict[str, FeatureFormat] = {".npy": "npy", ".parquet": "parquet"}

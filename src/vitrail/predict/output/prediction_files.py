@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vitrail.base.text import format_csv_line
 from vitrail.predict.output.append_only_files import create_empty_file
 from vitrail.predict.output.partial_folder import PartialFolder, WritingError
 from vitrail.predict.output.resumable_rows import ResumableRows
@@ -12,7 +13,6 @@ from vitrail.predict.output.row_formats import (
     PredictionFormat,
     encode_utf8,
     escape_surrogates,
-    format_csv_line,
     format_json_line,
     import_pyarrow,
     list_column_names,

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from vitrail.base.text import format_csv_line
 from vitrail.predict.output.append_only_files import AppendOnlyFile, read_csv_records, read_json_records
 from vitrail.predict.output.completed_images import CompletionLog
 from vitrail.predict.output.partial_folder import COMPLETION_LOG_FILE, PartialFolder
-from vitrail.predict.output.row_formats import encode_utf8, format_csv_line
+from vitrail.predict.output.row_formats import encode_utf8
 
 Row = Mapping[str, Any]
 

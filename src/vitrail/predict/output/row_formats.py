@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vitrail.base.errors import ConfigError, missing_package_error
-from vitrail.base.text import escape_unprintable
+from vitrail.base.text import FORMULA_STARTS, escape_formula_in_text, escape_unprintable, format_csv_line
 from vitrail.predict.output.completed_images import CompletedImages
 from vitrail.predict.predictions import ClassProbability, format_probabilities
 
 PredictionFormat = Literal["table", "json", "jsonl", "csv", "parquet"]
 Format = TypeVar("Format", bound=str)
-FORMULA_STARTS = (*"=+-@\t\r\n＝＋－＠",)  # full-width forms, too: some spreadsheets treat them alike
-CHARACTERS_TO_QUOTE = set(',;|\t"\r\n')
 FORMAT_BY_SUFFIX: dict[str, PredictionFormat] = {
     ".csv": "csv",
     ".jsonl": "jsonl",
@@ -114,17 +112,6 @@ def make_csv_fields(name: str, error: str | None, top_classes: Sequence[ClassPro
 def escape_formula_in_path(name: str) -> str:
     """Write the name as ./=name, the same file, if a spreadsheet would take it for a formula; `-` is standard input."""
     return f"./{name}" if name.startswith(FORMULA_STARTS) and name != "-" else name
-
-
-def escape_formula_in_text(text: str) -> str:
-    """Put an apostrophe before a text that a spreadsheet would take for a formula."""
-    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
-
-
-def format_csv_line(fields: Sequence[str]) -> str:
-    """Quote fields that contain separators, also those of other readers of CSV."""
-    quoted = (f'"{each.replace(chr(34), 2 * chr(34))}"' if set(each) & CHARACTERS_TO_QUOTE else each for each in fields)
-    return f"{','.join(quoted)}\n"
 
 
 def format_class_table(top_classes: Sequence[ClassProbability], name: str | None = None) -> str:

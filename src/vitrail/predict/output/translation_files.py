@@ -5,17 +5,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.base.errors import ConfigError
-from vitrail.base.text import escape_unprintable
+from vitrail.base.text import escape_formula_in_text, escape_unprintable, format_csv_line
 from vitrail.predict.output.append_only_files import create_empty_file
 from vitrail.predict.output.partial_folder import PartialFolder, WritingError
 from vitrail.predict.output.resumable_rows import ResumableRows
-from vitrail.predict.output.row_formats import (
-    choose_format,
-    encode_utf8,
-    escape_formula_in_text,
-    format_csv_line,
-    format_json_line,
-)
+from vitrail.predict.output.row_formats import choose_format, encode_utf8, format_json_line
 
 TranslationFormat = Literal["text", "jsonl", "csv", "tsv"]
 FORMAT_BY_SUFFIX: dict[str, TranslationFormat] = {
