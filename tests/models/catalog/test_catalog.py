@@ -216,7 +216,8 @@ warnings.simplefilter("ignore")
 known = set()
 for program in {programs}:
     eval(program)
-    imported = {{name for name in FAMILIES if {{f"vitrail.models.{{name}}", f"vitrail.models.text.{{name}}"}} & set(sys.modules)}}
+    places = {{name: {{f"vitrail.models.{{name}}", f"vitrail.models.text.{{name}}"}} for name in FAMILIES}}
+    imported = {{name for name in FAMILIES if places[name] & set(sys.modules)}}
     print(*(imported - known), sep=",")
     known = imported
 """
