@@ -27,9 +27,8 @@ from timm.data.auto_augment import rand_augment_transform
 from torchvision import transforms
 
 from vitrail.base.text import format_table
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import augment_image, normalise
 from vitrail.data.images.augment.config import Augmentation
-from vitrail.data.images.augment.image_transforms import augment_image
 from vitrail.data.images.decoding import jpeg
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys

@@ -24,12 +24,10 @@ from rich.progress import track
 
 import vitrail
 from vitrail.base.text import format_table
-from vitrail.data.images.augment.config import Augmentation
-from vitrail.data.images.augment.image_transforms import augment_image
-from vitrail.data.images.augment.view_config import ViewAugmentation
+from vitrail.data.images.augment.augmentations import augment_image
+from vitrail.data.images.augment.config import Augmentation, ViewAugmentation
+from vitrail.data.images.augment.views import View, ViewMaker
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.images.view_maker import ViewMaker
-from vitrail.data.images.views import View
 
 Step = Callable[[], object]
 BATCH = 16

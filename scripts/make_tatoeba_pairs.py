@@ -7,9 +7,9 @@ from pathlib import Path
 from unicodedata import normalize
 
 from vitrail.base.errors import DataError
-from vitrail.data.text.sentence_split import choose_held_out_pairs
 from vitrail.data.text.tatoeba import TATOEBA_FILE, VALIDATION_MARK
 from vitrail.data.text.text_files import read_sentences
+from vitrail.data.validation_split import choose_held_out_pairs
 
 MAX_WORDS = 6  # of a sentence
 VALIDATION_PAIRS = 1000

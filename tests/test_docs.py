@@ -28,7 +28,7 @@ from support.toy_captions import write_toy_captioner
 import vitrail
 from vitrail.checkpoint import write
 from vitrail.cli import COMMANDS, build_app, load_command
-from vitrail.data.fashion.__main__ import write_photos
+from vitrail.data.fashion import write_photos
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.photos import PHOTO_FOLDER
 from vitrail.export.description import ExportDescription

@@ -21,8 +21,7 @@ from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.hub import HUB_PREFIX
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import find_finished_run
-from vitrail.data.images.class_mapping import check_class_labels
-from vitrail.data.images.imagenet_classes import IMAGENET, list_imagenet_labels
+from vitrail.data.images.class_names import IMAGENET, check_class_labels, list_imagenet_labels
 from vitrail.data.images.preprocessing import PILLOW_FILTERS, Preprocessing
 from vitrail.export.description import ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel

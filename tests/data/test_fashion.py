@@ -11,7 +11,7 @@ from support.toy_datasets import random_array, write_idx_files
 
 from vitrail.base.errors import DataError
 from vitrail.data import fashion
-from vitrail.data.fashion.__main__ import write_photos
+from vitrail.data.fashion import write_photos
 from vitrail.data.images.datasets import open_data
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # package dataset-fashion-mnist

@@ -13,7 +13,7 @@ from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.photos import PHOTO_FOLDER, list_example_photos
-from vitrail.data.photos.views import make_photo_views
+from vitrail.data.photos.photo_crops import make_photo_crops
 
 
 def test_eight_small_photos_with_their_sources() -> None:
@@ -35,7 +35,7 @@ def test_eight_small_photos_with_their_sources() -> None:
     [Preprocessing(), Preprocessing(image_size=(32, 48), crop=1.0), Preprocessing(mean=(0.5,), std=(0.5,))],
 )
 def test_all_views_differ(preprocessing: Preprocessing) -> None:
-    views = make_photo_views(120, preprocessing)
+    views = make_photo_crops(120, preprocessing)
     rows, columns = (32, 48) if preprocessing.crop == 1.0 else (224, 224)
     assert views.shape == (120, rows, columns, len(preprocessing.mean))
     assert views.dtype == np.uint8
@@ -45,23 +45,23 @@ def test_all_views_differ(preprocessing: Preprocessing) -> None:
 
 def test_views_start_with_the_uncropped_photos_and_are_reproducible() -> None:
     preprocessing = Preprocessing(image_size=64)
-    views = make_photo_views(20, preprocessing)
+    views = make_photo_crops(20, preprocessing)
     for view, path in zip(views, list_example_photos(), strict=False):
         assert np.array_equal(view, decode_for_model(path, preprocessing))
-    assert np.array_equal(make_photo_views(9, preprocessing), views[:9])
-    assert np.array_equal(make_photo_views(1, preprocessing), views[:1])
+    assert np.array_equal(make_photo_crops(9, preprocessing), views[:9])
+    assert np.array_equal(make_photo_crops(1, preprocessing), views[:1])
 
 
 def test_less_than_one_view_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 views; expected 1 or more"):
-        make_photo_views(0, Preprocessing())
+        make_photo_crops(0, Preprocessing())
 
 
 def test_torch_is_not_needed() -> None:
     program = (
-        "import sys; from vitrail.data.photos.views import make_photo_views; "
+        "import sys; from vitrail.data.photos.photo_crops import make_photo_crops; "
         "from vitrail.data.images.preprocessing import Preprocessing; "
-        "make_photo_views(2, Preprocessing(image_size=32)); "
+        "make_photo_crops(2, Preprocessing(image_size=32)); "
         "print(sorted({'torch', 'safetensors', 'yaml'} & set(sys.modules)))"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

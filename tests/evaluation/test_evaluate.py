@@ -17,7 +17,7 @@ import vitrail
 from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.checkpoint import read
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.class_mapping import match_data_classes_to_model
+from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSubset, open_data
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import Preprocessing, preprocess_image

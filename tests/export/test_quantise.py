@@ -20,7 +20,7 @@ from support.toy_exports import (
 )
 
 from vitrail.base.errors import CheckpointError
-from vitrail.data.photos.views import make_photo_views
+from vitrail.data.photos.photo_crops import make_photo_crops
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import CONFIG_FILE, METADATA_KEY, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
@@ -50,7 +50,7 @@ def test_matrix_products_with_weights_are_int8(exported: ExportFinder) -> None:
 
 
 def test_int8_predictions_are_close_to_float32(exported: ExportFinder) -> None:
-    pixels = make_photo_views(32, PREPROCESSING)
+    pixels = make_photo_crops(32, PREPROCESSING)
     found, expected = (
         ExportedModel(exported("int8")).run(pixels),
         reference_probabilities(make_toy_model("vit"), pixels),
@@ -66,7 +66,7 @@ def test_agreement_with_float32_is_recorded(exported: ExportFinder) -> None:
     assert about.agreement is not None
     assert about.agreement["pictures"] == 36
     pixels = np.concatenate(
-        [make_photo_views(32, PREPROCESSING), np.random.default_rng(0).integers(0, 256, (4, 48, 32, 3), dtype=np.uint8)]
+        [make_photo_crops(32, PREPROCESSING), np.random.default_rng(0).integers(0, 256, (4, 48, 32, 3), dtype=np.uint8)]
     )
     same = ExportedModel(exported("int8")).run(pixels).argmax(1) == reference_probabilities(
         make_toy_model("vit"), pixels
@@ -139,7 +139,7 @@ def test_int8_export_of_an_exported_file(exported: ExportFinder, tmp_path: Path)
     """Without torch, and as good as one made with it."""
     source = exported("onnx")
     about = ExportDescription.from_json((source / CONFIG_FILE).read_text(), "here")
-    write_int8_export(source / ONNX_FILE, tmp_path / "new" / "small", about, make_photo_views(32, PREPROCESSING))
+    write_int8_export(source / ONNX_FILE, tmp_path / "new" / "small", about, make_photo_crops(32, PREPROCESSING))
     engine = ExportedModel(tmp_path / "new" / "small")
     assert (engine.name, engine.exact, engine.description.labels) == ("int8", False, about.labels)
     assert engine.description.agreement is not None
@@ -166,9 +166,9 @@ def test_unwritable_folder_stays_empty(exported: ExportFinder, tmp_path: Path) -
     about = ExportDescription.from_json((exported("onnx") / CONFIG_FILE).read_text(), "here")
     with pytest.raises(CheckpointError, match="cannot write"):
         write_int8_export(
-            exported("onnx") / ONNX_FILE, tmp_path / "file" / "small", about, make_photo_views(8, PREPROCESSING)
+            exported("onnx") / ONNX_FILE, tmp_path / "file" / "small", about, make_photo_crops(8, PREPROCESSING)
         )
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     shutil.copytree(exported("int8"), tmp_path / "older")
-    write_int8_export(exported("onnx") / ONNX_FILE, tmp_path / "older", about, make_photo_views(8, PREPROCESSING))
+    write_int8_export(exported("onnx") / ONNX_FILE, tmp_path / "older", about, make_photo_crops(8, PREPROCESSING))
     assert ExportedModel(tmp_path / "older").description.agreement == {"pictures": 8, "same": 8}

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.data.batch import Batch
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.view_config import ViewAugmentation
+from vitrail.data.images.augment.config import ViewAugmentation
+from vitrail.data.images.augment.views import View
 from vitrail.data.images.datasets import DatasetSplits
-from vitrail.data.images.views import View
 from vitrail.models.base.checks import MAY_BE_ZERO
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.request import Request

@@ -25,7 +25,7 @@ import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.caption_loading import open_caption_model
 from vitrail.data.batch import Batch
-from vitrail.data.captions.caption_data import CaptionedImages, CaptionSplits
+from vitrail.data.captions.captions import CaptionedImages, CaptionSplits
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.distributed import Ranks

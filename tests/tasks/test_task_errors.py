@@ -14,7 +14,7 @@ import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint.run_files import find_finished_run
 from vitrail.data.batch import Batch
-from vitrail.data.images.views import View
+from vitrail.data.images.augment.views import View
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

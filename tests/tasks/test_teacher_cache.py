@@ -19,7 +19,7 @@ import vitrail.tasks.teacher_cache
 from vitrail.base import locks
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.datasets import DatasetSplits, DatasetSubset
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.recipes.recipe import Recipe

@@ -9,7 +9,7 @@ from vitrail.base.errors import CheckpointError, CheckpointWarning
 from vitrail.base.files import get_cache_folder
 from vitrail.checkpoint import hub
 from vitrail.checkpoint.files.weight_folders import WEIGHT_SUFFIXES
-from vitrail.data.images.imagenet_classes import list_imagenet_labels
+from vitrail.data.images.class_names import list_imagenet_labels
 from vitrail.models.catalog.pretrained import PretrainedWeights, read_pretrained_table
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from vitrail.checkpoint.model_location import (
 from vitrail.checkpoint.pretrained_files import add_timm_config, get_known_labels
 from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
-from vitrail.data.images.imagenet_classes import IMAGENET, list_imagenet_labels
+from vitrail.data.images.class_names import IMAGENET, list_imagenet_labels
 from vitrail.models.base.checks import ImageConfig, pair
 from vitrail.models.base.contract import check_reads_images
 from vitrail.models.base.family import Family

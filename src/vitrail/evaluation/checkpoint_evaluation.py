@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from vitrail.base.errors import ConfigError
-from vitrail.data.images.class_mapping import match_data_classes_to_model
+from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import ImageDataset
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.evaluation.evaluate import evaluate

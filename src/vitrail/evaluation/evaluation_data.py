@@ -8,7 +8,7 @@ from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.text import format_count
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.fashion import FASHION_CLASSES
-from vitrail.data.images.class_mapping import match_data_classes_to_model
+from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import BUILT_IN_DATASETS, DatasetSplits, ImageDataset, open_data
 from vitrail.data.images.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, spread_over_labels
 from vitrail.data.photos import EXAMPLE_PREFIX, list_example_photos

@@ -14,8 +14,7 @@ from vitrail.base.files import write_text
 from vitrail.base.text import format_count
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.text.batches import EncodedPairs, load_validation_batches
-from vitrail.data.text.pair_files import UNNAMED_COLUMNS
-from vitrail.data.text.pairs import BUILT_IN_PAIRS, PairSplits, SentencePairs, open_pairs
+from vitrail.data.text.pairs import BUILT_IN_PAIRS, UNNAMED_COLUMNS, PairSplits, SentencePairs, open_pairs
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.evaluation.evaluation_data import is_same_data_path
 from vitrail.evaluation.translation_scores import (

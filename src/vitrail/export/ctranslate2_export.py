@@ -26,8 +26,8 @@ from vitrail.base.files import file_checksum, write_text
 from vitrail.base.json_yaml import add_checksum
 from vitrail.base.text import format_count
 from vitrail.checkpoint.tokenizer_file import TOKENIZER_FILE
+from vitrail.data.text.batches import TokenRows
 from vitrail.data.text.tatoeba import TATOEBA_LANGUAGES, read_tatoeba
-from vitrail.data.text.token_rows import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.ctranslate2_spec import build_spec, import_ctranslate2

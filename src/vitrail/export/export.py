@@ -16,7 +16,7 @@ from vitrail.base.errors import CheckpointError, ConfigError, describe_error, un
 from vitrail.base.progress import track_progress
 from vitrail.checkpoint.files.checksums import checksum_tensors
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.photos.views import make_photo_views
+from vitrail.data.photos.photo_crops import make_photo_crops
 from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription, OutputKind
@@ -153,7 +153,7 @@ def make_check_images(preprocessing: Preprocessing, images: NDArray[np.uint8] | 
     size, channels = pair(preprocessing.image_size), len(preprocessing.mean)
     noise = np.random.default_rng(0).integers(0, 256, (NOISE_COUNT, *size, channels), dtype=np.uint8)
     given = [] if images is None or not len(images) else [images]
-    return np.concatenate([*given, make_photo_views(PHOTO_COUNT, preprocessing), noise])
+    return np.concatenate([*given, make_photo_crops(PHOTO_COUNT, preprocessing), noise])
 
 
 def compare_onnx_file_with_torch(

@@ -57,7 +57,7 @@ def write_cached_export(
 
 def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path], Opened]) -> Opened:
     """Open an exported model quantised to int8, written on first use. Needs onnx, but not torch."""
-    from vitrail.data.photos.views import make_photo_views
+    from vitrail.data.photos.photo_crops import make_photo_crops
     from vitrail.export.quantise import write_int8_export
 
     about = exported.description
@@ -65,7 +65,7 @@ def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path
     path = get_cache_folder() / EXPORTS_FOLDER / hash_texts(__version__, "int8", *checksums, about.to_json())
 
     def write(path: Path) -> None:
-        write_int8_export(exported.file, path, about, make_photo_views(32, about.preprocessing), checksums[0])
+        write_int8_export(exported.file, path, about, make_photo_crops(32, about.preprocessing), checksums[0])
 
     return open_or_write_export(path, write, open_export)
 

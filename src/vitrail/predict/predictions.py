@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vitrail.base.errors import VitrailError
 from vitrail.base.style import BLUE
 from vitrail.base.text import escape_unprintable, format_probability
-from vitrail.data.images.class_mapping import split_label
+from vitrail.data.images.class_names import split_label
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 
 BARS_STYLE = (

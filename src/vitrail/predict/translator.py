@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.progress import progress_bar
 from vitrail.base.text import format_count
-from vitrail.data.text.token_rows import TokenRows
+from vitrail.data.text.batches import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.base.checks import check_count

@@ -324,14 +324,14 @@ def choose_usual_recipe(data: str | None, init: str | None, pair: str | None, ta
 
 def is_caption_data(data: str) -> bool:
     """Whether data are images with captions, by its name or the names of its files."""
-    from vitrail.data.captions.caption_files import has_caption_table
+    from vitrail.data.captions.captions import has_caption_table
 
     return data == GENERATED_CAPTIONS or has_caption_table(data)
 
 
 def is_pair_data(data: str) -> bool:
     """Whether data are sentence pairs, by its name or the names of its files."""
-    from vitrail.data.text.pair_files import find_pair_files
+    from vitrail.data.text.pairs import find_pair_files
 
     if data in BUILT_IN_PAIR_NAMES:
         return True

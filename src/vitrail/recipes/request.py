@@ -15,7 +15,7 @@ from vitrail.opening import TIMM_PREFIX
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS, Recipe
 
 if TYPE_CHECKING:
-    from vitrail.data.captions.caption_data import CaptionSplits
+    from vitrail.data.captions.captions import CaptionSplits
     from vitrail.data.text.pairs import PairSplits
 
 TEXT_TASK = "translation"  # whose data are sentence pairs
@@ -65,7 +65,7 @@ class Request:
         return open_pairs(self.data, self.pair, seed=self.recipe.loop.seed, val_share=self.val_share)
 
     def open_captions(self) -> "CaptionSplits":
-        from vitrail.data.captions.caption_data import open_captions
+        from vitrail.data.captions.captions import open_captions
 
         return open_captions(self.data, seed=self.recipe.loop.seed, val_share=self.val_share)
 

@@ -12,7 +12,7 @@ from vitrail.base.errors import DataError
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label
 from vitrail.base.style import FIGURE_WIDTH, LABEL_POINTS, RIGHT, SOFT, WRONG
 from vitrail.base.text import TableCells, format_count, format_duration
-from vitrail.data.images.class_mapping import split_label
+from vitrail.data.images.class_names import split_label
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.image_items import evenly_spaced_indices
 from vitrail.evaluation.evaluate import evaluate

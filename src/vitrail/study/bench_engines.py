@@ -138,7 +138,7 @@ class ModelFiles:
 
     def write_export(self, folder: Path, *, int8: bool) -> None:
         """Export to ONNX; int8 is quantised from the float32 file."""
-        from vitrail.data.photos.views import make_photo_views
+        from vitrail.data.photos.photo_crops import make_photo_crops
         from vitrail.export.description import find_onnx_file, read_description
         from vitrail.export.export import export_model
         from vitrail.export.quantise import write_int8_export
@@ -151,7 +151,7 @@ class ModelFiles:
             find_onnx_file(exact),
             folder,
             read_description(exact, {}),
-            make_photo_views(CALIBRATION_IMAGES, self.preprocessing),
+            make_photo_crops(CALIBRATION_IMAGES, self.preprocessing),
         )
 
     def make_engine(self, name: str, threads: int, streams: int = 1) -> BenchEngine:

@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.base.errors import ConfigError, DataError, VitrailError, describe_error
-from vitrail.data.images.augment.batch_transforms import normalise
-from vitrail.data.images.class_mapping import match_data_classes_to_model
-from vitrail.data.images.datasets import DatasetSplits, ImageDataset, open_data
+from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.class_names import match_data_classes_to_model
+from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, open_data
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.images.torch_dataset import TorchDataset
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.evaluation_data import (
     find_default_data,

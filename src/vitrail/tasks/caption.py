@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError, format_install_command
 from vitrail.checkpoint.caption_folder import write_caption_model
 from vitrail.data.batch import Batch
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.preprocessing import Preprocessing

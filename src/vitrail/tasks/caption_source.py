@@ -13,12 +13,11 @@ from vitrail.base.text import format_count
 from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum
 from vitrail.data.batch import Batch
 from vitrail.data.captions.caption_batches import EncodedCaptions
-from vitrail.data.captions.caption_data import CaptionSplits
+from vitrail.data.captions.captions import CaptionSplits
 from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.augment.config import Augmentation
-from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset
-from vitrail.data.images.image_cache import CachedDataset, cache_if_small
+from vitrail.data.images.datasets import CachedDataset, DatasetSplits, DatasetSubset, ImageDataset, cache_if_small
 from vitrail.data.images.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.batch import Batch
-from vitrail.data.images.augment.batch_transforms import mixup_or_cutmix, random_erase
+from vitrail.data.images.augment.augmentations import mixup_or_cutmix, random_erase
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.rng import make_view_keys
 from vitrail.distributed import Ranks

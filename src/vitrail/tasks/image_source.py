@@ -12,13 +12,12 @@ from vitrail.base.errors import DataError
 from vitrail.base.text import format_count
 from vitrail.data.batch import Batch
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.augment.config import Augmentation
-from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset
-from vitrail.data.images.image_cache import CachedDataset
+from vitrail.data.images.augment.views import View
+from vitrail.data.images.datasets import CachedDataset, DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.images.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.images.views import View
 from vitrail.distributed import Ranks
 
 

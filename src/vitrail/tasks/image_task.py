@@ -14,12 +14,10 @@ from vitrail.checkpoint.family_sources import get_built_in_family
 from vitrail.checkpoint.reading import Checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.batch_transforms import normalise
-from vitrail.data.images.datasets import DatasetSplits, open_data
-from vitrail.data.images.image_cache import cache_if_small
+from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.views import View
+from vitrail.data.images.datasets import DatasetSplits, TorchDataset, cache_if_small, open_data
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.images.torch_dataset import TorchDataset
-from vitrail.data.images.views import View
 from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.models.base.checks import pair

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, describe_error
-from vitrail.data.images.augment.batch_transforms import normalise
-from vitrail.data.images.class_mapping import match_data_classes_to_model
+from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing

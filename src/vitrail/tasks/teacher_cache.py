@@ -19,7 +19,7 @@ from vitrail.base.errors import CheckpointError, DataError, describe_error
 from vitrail.base.files import CHUNK_BYTES, make_folder, open_regular_file_descriptor, write_atomically, write_text
 from vitrail.base.locks import wait_for_entry_lock
 from vitrail.base.npy_header import HEADER_BYTES, parse_npy_header
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.distributed import Ranks

@@ -28,9 +28,8 @@ from vitrail.train.run_folder import RunFolder
 from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads, use_threads
 
 if TYPE_CHECKING:
-    from vitrail.data.images.datasets import DatasetSplits
+    from vitrail.data.images.datasets import DatasetSplits, TorchDataset
     from vitrail.data.images.preprocessing import Preprocessing
-    from vitrail.data.images.torch_dataset import TorchDataset
 
 
 def fit(

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitrail.base.errors import ConfigError, DataError
-from vitrail.data.captions.caption_data import CaptionSplits, open_captions
+from vitrail.data.captions.captions import CaptionSplits, open_captions
 from vitrail.data.captions.collages import CollageImages
 
 

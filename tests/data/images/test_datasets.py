@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.toy_datasets import random_array, write_cifar10_binary, write_cifar10_python, write_class_folders
+from torch.utils.data import Subset as TorchSubset
+from torch.utils.data import TensorDataset
+from torchvision.datasets import ImageFolder
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset, open_data
+from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset, TorchDatasetAdapter, open_data
 
 
 def test_bundled_data_set() -> None:
@@ -93,3 +97,113 @@ def test_two_data_sets_in_one_folder_are_refused(tmp_path: Path) -> None:
 def test_invalid_val_share_is_refused_even_if_unused() -> None:
     with pytest.raises(ConfigError, match="val_share is 20; expected"):
         open_data("fashion", val_share=20)
+
+
+class Toy:
+    """Counts how often an image is read."""
+
+    def __init__(self, *labels: Any) -> None:
+        self.labels = labels
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.reads += 1
+        return random_array(4, 4, 3, seed=index), self.labels[index]
+
+
+def test_image_folder_of_torchvision_equals_ours(tmp_path: Path) -> None:
+    root = write_class_folders(tmp_path / "toys", cat=3, dog=5)
+    theirs = TorchDatasetAdapter(ImageFolder(str(root)))
+    mine = open_data(root, val_share=0).train
+    assert mine is not None
+    assert theirs.classes == mine.classes == ("cat", "dog")
+    assert len(theirs) == len(mine) == 8
+    for index in range(8):
+        assert np.array_equal(np.asarray(theirs[index][0]), np.asarray(mine[index][0]))
+        assert theirs.label(index) == mine.label(index)
+
+
+def test_listed_labels_are_used_without_decoding(tmp_path: Path) -> None:
+    toy = Toy(2, 0, 1, 0)
+    setattr(toy, "targets", torch.tensor([2, 0, 1, 0]))  # noqa: B010
+    adapter = TorchDatasetAdapter(toy)
+    assert adapter.classes == ("0", "1", "2")
+    assert [adapter.label(index) for index in range(4)] == [2, 0, 1, 0]
+    part: Any = TorchSubset(toy, [0, 3])  # pyright: ignore[reportArgumentType, reportUnknownVariableType]
+    assert [TorchDatasetAdapter(part).label(index) for index in range(2)] == [2, 0]
+    assert toy.reads == 0
+    setattr(toy, "target_transform", int)  # noqa: B010  # the list may differ from the labels that are returned
+    TorchDatasetAdapter(toy)
+    assert toy.reads == 4
+
+
+def test_unlisted_labels_are_read_once_per_image() -> None:
+    toy = Toy(1, np.int64(0), torch.tensor(1))
+    adapter = TorchDatasetAdapter(toy)
+    assert adapter.classes == ("0", "1")
+    assert [adapter.label(index) for index in range(3)] == [1, 0, 1]
+    assert toy.reads == 3
+    assert adapter.real_labels(0) is None
+    image, label = adapter[2]
+    assert np.array_equal(np.asarray(image), random_array(4, 4, 3, seed=2))
+    assert label == 1
+
+
+def test_tensors_are_accepted_as_images() -> None:
+    adapter = TorchDatasetAdapter(TensorDataset(torch.rand(3, 3, 4, 4), torch.tensor([0, 1, 1])))
+    assert adapter[0][0].size == (4, 4)
+    assert adapter.classes == ("0", "1")
+
+
+@pytest.mark.parametrize("labels", [("cat",), (None,), (-1,), (0, 2**40)])
+def test_invalid_labels_are_refused(labels: tuple[Any, ...]) -> None:
+    with pytest.raises(DataError, match=rf"^image {len(labels) - 1} of Toy [^\n]+; expected \(image, label\)"):
+        TorchDatasetAdapter(Toy(*labels))
+
+
+def test_labels_outside_its_classes_are_refused() -> None:
+    toy = Toy(0, 2)
+    setattr(toy, "classes", ["cat", "dog"])  # noqa: B010
+    adapter = TorchDatasetAdapter(toy)
+    assert toy.reads == 0
+    with pytest.raises(DataError, match=r"image 1 of Toy has the label 2; expected .* from 0 to 1"):
+        adapter.source(1)
+
+
+def test_split_by_index_and_class() -> None:
+    data = open_data(Toy(*[0] * 10, *[1] * 5))
+    assert data.name == "Toy"
+    assert data.val is not None
+    assert sorted(data.val.label(index) for index in range(len(data.val))) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("rest", [None, (), (-1,), ("a cat",)])
+def test_items_without_labels_have_no_classes(rest: tuple[Any, ...] | None) -> None:
+    images = list(random_array(10, 4, 4, 3))
+    items = images if rest is None else [(image, *rest) for image in images]
+    data = open_data(items, need_classes=False)
+    assert (data.classes, len(data.train or ()), len(data.val or ())) == ((), 8, 2)
+    assert data.train is not None
+    assert {data.train.label(index) for index in range(8)} == {-1}
+    assert any(np.array_equal(data.train.source(0), image) for image in images)
+    assert data.train[0][1] == -1
+
+
+def test_labels_are_kept_if_classes_are_not_needed() -> None:
+    data = open_data([(image, n % 3) for n, image in enumerate(random_array(9, 4, 4, 3))], need_classes=False)
+    assert data.classes == ("0", "1", "2")
+    with pytest.raises(DataError, match=r"image 0 of list cannot be read: .*; expected"):
+        open_data(list(random_array(3, 4, 4, 3)))
+
+
+def test_unreadable_items_without_labels() -> None:
+    class Broken(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            raise KeyError("gone")
+
+    data = TorchDatasetAdapter(Broken([1, 2]), need_classes=False)
+    with pytest.raises(DataError, match="image 1 of Broken cannot be read: 'gone'; expected an image"):
+        data.source(1)

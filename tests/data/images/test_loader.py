@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from support.toy_datasets import random_array, write_class_folders
 
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.batch_transforms import normalise, random_erase
+from vitrail.data.images.augment.augmentations import normalise, random_erase
 from vitrail.data.images.augment.config import Augmentation
-from vitrail.data.images.datasets import DatasetSubset, open_data
-from vitrail.data.images.image_cache import CachedDataset, cache_if_small, estimate_decoded_bytes
+from vitrail.data.images.datasets import CachedDataset, DatasetSubset, cache_if_small, estimate_decoded_bytes, open_data
 from vitrail.data.images.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
 from vitrail.data.images.preprocessing import Preprocessing
 

@@ -8,12 +8,33 @@ from pathlib import Path
 import pytest
 
 from vitrail.base.errors import ConfigError, DataError, VitrailError
-from vitrail.data.text.pairs import PairSplits, open_pairs
+from vitrail.data.text.pairs import MAX_DIGITS, MIN_DIGITS, PairSplits, make_reversal, open_pairs
 
 GERMAN = [f"Satz {number}." for number in range(40)]
 ENGLISH = [f"Sentence {number}." for number in range(40)]
 FRENCH = [f"Phrase {number}." for number in range(40)]
 LANGUAGES = {"de": GERMAN, "en": ENGLISH, "fr": FRENCH}
+MULTI30K = {"test_2016_flickr": 1000, "test_2017_flickr": 1000, "test_2017_mscoco": 461, "test_2018_flickr": 1071}
+
+
+def test_targets_are_the_digits_in_reverse() -> None:
+    train, val = make_reversal()
+    assert (len(train), len(val), len({*train, *val})) == (8000, 500, 8500)
+    for source, target in (*train, *val):
+        assert target.split() == source.split()[::-1]
+        assert MIN_DIGITS <= len(source.split()) <= MAX_DIGITS
+    lengths = {len(source.split()) for source, _ in val}
+    assert lengths == {*range(MIN_DIGITS, MAX_DIGITS + 1)}
+    assert {digit for source, _ in val for digit in source.split()} == {*"0123456789"}
+
+
+def test_they_are_always_the_same() -> None:
+    assert make_reversal() == make_reversal()
+    pairs = open_pairs("reversal", seed=7)
+    assert pairs.languages == ("digits", "reversed")
+    assert (pairs.train.source(0), pairs.train.target(0)) == make_reversal()[0][0]
+    back = open_pairs("reversal", "reversed-digits")
+    assert (back.train.source(0), back.train.target(0)) == make_reversal()[0][0][::-1]
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
@@ -224,9 +245,6 @@ def test_one_sentence_cannot_be_divided(tmp_path: Path) -> None:
 def test_opened_pairs_are_returned_unchanged() -> None:
     pairs = open_pairs("reversal")
     assert open_pairs(pairs) is pairs
-
-
-MULTI30K = {"test_2016_flickr": 1000, "test_2017_flickr": 1000, "test_2017_mscoco": 461, "test_2018_flickr": 1071}
 
 
 @pytest.mark.parametrize("pair", ["de-en", "en-fr", "cs-de"])

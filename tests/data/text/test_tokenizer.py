@@ -16,8 +16,7 @@ from vitrail.base.errors import CheckpointError, ConfigError, DataError
 from vitrail.data.text import tokenizer
 from vitrail.data.text.pairs import open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.data.text.tokenizer_parts import PARALLELISM
-from vitrail.data.text.tokens import END, PAD, SPECIAL_TOKENS, START, UNKNOWN
+from vitrail.data.text.tokenizer_training import END, PAD, PARALLELISM, SPECIAL_TOKENS, START, UNKNOWN
 
 pytest.importorskip("tokenizers")
 KINDS = ("bpe", "wordpiece")

@@ -7,8 +7,7 @@ import pytest
 from support.toy_translators import make_translator
 
 from vitrail.base.errors import ConfigError
-from vitrail.data.text.pairs import open_pairs
-from vitrail.data.text.reversal import make_reversal
+from vitrail.data.text.pairs import make_reversal, open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.inspection.sentences.reversal_attention import ReversalScore, count_anti_diagonal, score_reversal
 from vitrail.models.catalog.catalog import create

@@ -11,7 +11,7 @@ from cyclopts import Token, convert
 from vitrail.base.errors import ConfigError, describe_error
 from vitrail.base.files import read_text, suggest_sibling
 from vitrail.base.json_yaml import parse_yaml
-from vitrail.data.images.imagenet_classes import IMAGENET, list_imagenet_labels
+from vitrail.data.images.class_names import IMAGENET, list_imagenet_labels
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, DTYPE_ALIASES, GENERATED_CAPTIONS
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from vitrail.base.errors import DataError
 from vitrail.base.text import format_count
 from vitrail.data.batch import Batch
-from vitrail.data.captions.caption_data import CaptionedImages
-from vitrail.data.text.token_rows import TokenRows
+from vitrail.data.captions.captions import CaptionedImages
+from vitrail.data.text.batches import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 
 

@@ -4,11 +4,14 @@ The first 600 training images and the first 100 test images of each class, lossl
 one below the other. Fashion-MNIST is by Zalando; its licence is next to the sheets.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from vitrail.base.errors import DataError, describe_error
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
 
@@ -19,6 +22,7 @@ FASHION_CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
+EXAMPLE_CLASSES = ("Bag", "Dress", "Sandal", "Sneaker")  # of `write_photos`
 
 
 def read_fashion(folder: Path = FASHION_FOLDER) -> tuple[ArrayDataset, ArrayDataset]:
@@ -39,3 +43,19 @@ def read_sheet(sheet: Path) -> NDArray[np.uint8]:
 def interleave_classes(images: NDArray[np.uint8], name: str) -> ArrayDataset:
     images = np.ascontiguousarray(images.swapaxes(0, 1)).reshape(-1, IMAGE_SIDE, IMAGE_SIDE)
     return ArrayDataset(images, np.arange(len(images)) % len(FASHION_CLASSES), FASHION_CLASSES, name)
+
+
+def write_photos(folder: Path, classes: Sequence[str] = EXAMPLE_CLASSES, *, train: int = 100, val: int = 25) -> None:
+    """Write folder/train/CLASS/*.png and folder/val/CLASS/*.png, the first `train` and `val` images of each class."""
+    if folder.exists():
+        raise DataError(f"{folder} exists; expected the name of a new folder")
+    for part, images, count in zip(("train", "val"), read_fashion(), (train, val), strict=True):
+        for name in classes:
+            place = folder / part / name
+            try:
+                place.mkdir(parents=True)
+                for number in range(count):
+                    index = number * len(images.classes) + images.classes.index(name)  # classes alternate
+                    Image.fromarray(images.source(index).squeeze()).save(place / f"{number:03}.png")
+            except OSError as error:
+                raise DataError(f"{place} cannot be written: {describe_error(error)}") from None

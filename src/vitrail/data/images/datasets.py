@@ -1,26 +1,31 @@
 """Open a data set by name, by folder or from an object: training and validation images with their classes."""
 
+import operator
 import os
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from vitrail.base.errors import DataError, describe_error, find_nearest_name
+from vitrail.base.errors import DataError, VitrailError, describe_error, find_nearest_name
 from vitrail.base.files import suggest_sibling
 from vitrail.base.text import escape_unprintable
 from vitrail.data import fashion
-from vitrail.data.images.array_dataset import NO_LABEL, ArrayDataset
+from vitrail.data.images.array_dataset import NO_LABEL, ArrayDataset, check_label_range
+from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
+from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.formats import cifar, mnist_idx
 from vitrail.data.images.formats.class_folders import FileDataset, join_names, list_entries, read_class_folders
 from vitrail.data.images.formats.imagenet_real import read_real_labels
-from vitrail.data.images.torch_dataset import TorchDataset, TorchDatasetAdapter
-from vitrail.data.images.validation_split import check_val_share, choose_validation_mask
+from vitrail.data.images.image_items import evenly_spaced_indices
+from vitrail.data.validation_split import check_val_share, choose_validation_mask
 
 BUILT_IN_DATASETS = ("fashion",)  # bundled with the package
 CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -36,6 +41,8 @@ EXPECTED_DATA = (
     "expected 'fashion', or a folder with one subfolder per class, with train and val folders of this kind, "
     "or with the files of CIFAR-10, CIFAR-100 or MNIST"
 )
+UNKNOWN_LABEL = NO_LABEL  # until the image is read
+MAX_CLASSES = 2**20  # if only the labels tell their number
 
 
 @runtime_checkable
@@ -95,6 +102,143 @@ class DatasetSubset:
 
     def real_labels(self, index: int) -> tuple[int, ...] | None:
         return self.dataset.real_labels(int(self.indices[index]))
+
+
+class CachedDataset:
+    """Images decoded once and kept; an unreadable image raises its error at every access, as without the cache."""
+
+    def __init__(self, dataset: ImageDataset, on_image: Callable[[], object] = lambda: None) -> None:
+        self.dataset = dataset
+        self.classes = dataset.classes
+        self.decoded_images: list[NDArray[np.uint8] | DataError] = []
+        for index in range(len(dataset)):
+            try:
+                self.decoded_images.append(np.asarray(open_image(dataset.source(index))))
+            except DataError as error:
+                self.decoded_images.append(error)
+            on_image()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.source(index), self.label(index)
+
+    def source(self, index: int) -> NDArray[np.uint8]:
+        image = self.decoded_images[index]
+        if isinstance(image, DataError):
+            raise DataError(str(image))  # a new one: every raise would add frames to the stored error
+        return image
+
+    def label(self, index: int) -> int:
+        return self.dataset.label(index)
+
+    def name(self, index: int) -> str:
+        return self.dataset.name(index)
+
+    def real_labels(self, index: int) -> tuple[int, ...] | None:
+        return self.dataset.real_labels(index)
+
+
+@runtime_checkable
+class TorchDataset(Protocol):
+    """A map-style data set of (image, label), such as torchvision's."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...  # (image, label), or an image where no classes are needed
+
+
+class TorchDatasetAdapter:
+    """Makes it an ImageDataset; classes are its own, or else the numbers up to its largest label.
+
+    Unless classes are needed, items may be images or (image, …) without labels; there are then no classes.
+    """
+
+    def __init__(self, dataset: TorchDataset, *, need_classes: bool = True) -> None:
+        self.dataset = dataset
+        self.dataset_name = type(dataset).__name__
+        inner = read_attribute(dataset, "dataset")  # of torch's Subset
+        names = read_attribute(dataset, "classes") or read_attribute(inner, "classes") or ()
+        targets = find_targets(dataset)
+        self.has_labels = need_classes or targets is not None or self.has_label(0)
+        names = names if self.has_labels else ()  # torchvision's STL10 names classes, but its unlabelled part has none
+        self.class_limit = len(names) or MAX_CLASSES
+        self.labels = (
+            np.full(len(dataset), UNKNOWN_LABEL)
+            if targets is None
+            else check_label_range(targets, self.class_limit, self.dataset_name)
+        )
+        largest = max((self.label(index) for index in range(len(self))), default=0) if not names else 0
+        self.classes = tuple(str(name) for name in names or range(largest + 1))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return open_image(self.source(index)), self.label(index)
+
+    def source(self, index: int) -> Any:
+        if not self.has_labels:
+            return self.read_unlabelled_image(index)
+        expected = "expected (image, label), the label a whole number"
+        try:
+            image, label = self.dataset[index][:2]
+            label = int(label)
+        except VitrailError:
+            raise
+        except Exception as error:  # foreign code may raise anything
+            raise DataError(f"{self.name(index)} cannot be read: {describe_error(error)}; {expected}") from error
+        if not 0 <= label < self.class_limit:
+            raise DataError(f"{self.name(index)} has the label {label}; {expected} from 0 to {self.class_limit - 1}")
+        self.labels[index] = label
+        return image
+
+    def read_unlabelled_image(self, index: int) -> Any:
+        try:
+            item = self.dataset[index]
+            return item[0] if isinstance(item, tuple | list) else item
+        except VitrailError:
+            raise
+        except Exception as error:  # foreign code may raise anything
+            raise DataError(f"{self.name(index)} cannot be read: {describe_error(error)}; expected an image") from error
+
+    def has_label(self, index: int) -> bool:
+        """Whether the item is (image, label, …), with an integer label."""
+        try:
+            item = self.dataset[index]
+            return isinstance(item, tuple | list) and operator.index(item[1]) >= 0
+        except Exception:  # foreign code may raise anything; `source` reports it
+            return False
+
+    def label(self, index: int) -> int:
+        """The label; if the data set does not list its labels, the image is decoded once to get it."""
+        if self.has_labels and self.labels[index] == UNKNOWN_LABEL:
+            self.source(index)
+        return int(self.labels[index])
+
+    def name(self, index: int) -> str:
+        return f"image {index} of {self.dataset_name}"
+
+    def real_labels(self, index: int) -> tuple[int, ...] | None:  # noqa: ARG002
+        return None
+
+
+def read_attribute(dataset: Any, name: str) -> Any:
+    """An attribute that data sets of other libraries may have, or None."""
+    return getattr(dataset, name, None)  # they have no class in common
+
+
+def find_targets(dataset: Any) -> NDArray[Any] | None:
+    """The labels, if they are listed and no transform changes them."""
+    if read_attribute(dataset, "target_transform") is not None:
+        return None
+    inner, indices = read_attribute(dataset, "dataset"), read_attribute(dataset, "indices")
+    if inner is not None and indices is not None:  # torch's Subset
+        targets = find_targets(inner)
+        return None if targets is None else targets[np.asarray(indices, np.int64)]
+    listed = read_attribute(dataset, "targets")
+    labels = None if listed is None else np.asarray(listed)
+    return labels if labels is not None and labels.shape == (len(dataset),) and labels.dtype.kind in "iu" else None
 
 
 def open_data(
@@ -222,3 +366,25 @@ def take_images_by_index(dataset: ImageDataset, indices: NDArray[np.int64]) -> I
     if isinstance(dataset, ArrayDataset):
         return ArrayDataset(dataset.images[indices], dataset.labels[indices], dataset.classes, dataset.dataset_name)
     return DatasetSubset(dataset, indices)
+
+
+def estimate_decoded_bytes(dataset: ImageDataset, samples: int = 32) -> float:
+    """Estimate the size of all images decoded from the headers of a few; 0 for arrays, which are decoded already."""
+    sizes = list[int]()
+    for index in evenly_spaced_indices(len(dataset), samples):
+        source = dataset.source(index)
+        if isinstance(source, str | Path):
+            with suppress(DataError):
+                where = str(source)
+                image = open_undecoded(read_image_file(source, where, DEFAULT_LIMITS), where, DEFAULT_LIMITS)
+                sizes.append(3 * image.width * image.height)
+    return len(dataset) * sum(sizes) / max(len(sizes), 1)
+
+
+def cache_if_small(data: DatasetSplits, limit: float, on_image: Callable[[], object] = lambda: None) -> DatasetSplits:
+    """Decode all images into memory if they are files and take at most `limit` bytes."""
+    parts = {name: part for name, part in (("train", data.train), ("val", data.val)) if part is not None}
+    size = sum(estimate_decoded_bytes(part) for part in parts.values())
+    if not 0 < size <= limit:
+        return data
+    return replace(data, **{name: CachedDataset(part, on_image) for name, part in parts.items()})

@@ -22,14 +22,12 @@ from torch.utils.data import DataLoader, Dataset
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.batch import Batch
 from vitrail.data.images.array_dataset import ArrayDataset
+from vitrail.data.images.augment.augmentations import augment_image, can_augment_as_batch, shift_and_flip_batch
 from vitrail.data.images.augment.config import Augmentation
-from vitrail.data.images.augment.image_transforms import augment_image, can_augment_as_batch, shift_and_flip_batch
-from vitrail.data.images.datasets import DatasetSubset, ImageDataset
+from vitrail.data.images.augment.views import View, ViewMaker, are_default_views, check_views
+from vitrail.data.images.datasets import DatasetSubset, ImageDataset, TorchDatasetAdapter
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import Preprocessing, compute_resize_size
-from vitrail.data.images.torch_dataset import TorchDatasetAdapter
-from vitrail.data.images.view_maker import ViewMaker
-from vitrail.data.images.views import View, are_default_views, check_views
 from vitrail.data.rng import ORDER_PURPOSE, make_view_keys, uniform_randoms
 from vitrail.models.base.checks import pair
 

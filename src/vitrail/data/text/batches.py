@@ -3,24 +3,59 @@
 B sentences, N source tokens, M target tokens. Tokens of a pair are counted with the end token of each sentence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.text import format_count
 from vitrail.data.batch import Batch
 from vitrail.data.rng import ORDER_PURPOSE, make_view_keys, uniform_randoms
 from vitrail.data.text.pairs import SentencePairs
-from vitrail.data.text.token_rows import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 
 PLACE_JITTER = 1.0  # batches by which a pair can move in the sorted order, so that batches differ between epochs
 Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of token ids, one after the other in `tokens`."""
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]  # (rows + 1,): row i is tokens[starts[i] : starts[i + 1]]
+
+    @classmethod
+    def join(cls, rows: Sequence[Sequence[int]]) -> "TokenRows":
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        tokens = np.fromiter((token for row in rows for token in row), np.int32, int(lengths.sum()))
+        return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.starts)
+
+    def pad(self, rows: NDArray[np.int64], *, pad: int, first: int | None = None, last: int | None = None) -> Tensor:
+        """These rows, with a token before and after each, padded at the end: int64 (rows, longest)."""
+        lengths, before = self.lengths[rows], int(first is not None)
+        columns = np.arange(int(lengths.max(initial=0)))
+        padded = np.full((len(rows), before + len(columns) + int(last is not None)), pad, np.int64)
+        is_token = columns < lengths[:, None]
+        places = (self.starts[rows][:, None] + columns)[is_token]
+        padded[:, before : before + len(columns)][is_token] = self.tokens[places]
+        if first is not None:
+            padded[:, 0] = first
+        if last is not None:
+            padded[np.arange(len(rows)), before + lengths] = last
+        return torch.from_numpy(padded)
 
 
 @dataclass(frozen=True, kw_only=True)

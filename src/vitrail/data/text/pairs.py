@@ -1,23 +1,209 @@
-"""Open sentence pairs by name, folder or file: training, validation and test sentences of two languages."""
+"""Open sentence pairs by name, folder or file: training, validation and test sentences of two languages.
 
+Files are train.de and train.en, or train.tsv with two columns, also as .gz. The pairs called `reversal` are generated:
+rows of digits and the same digits in reverse, for which the right attention is known.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitrail.base.errors import DataError
-from vitrail.base.text import format_count
-from vitrail.data.text.pair_files import (
-    EXPECTED_PAIRS,
-    UNNAMED_COLUMNS,
-    ChosenParts,
-    PartFiles,
-    choose_languages,
-    choose_parts,
-    find_pair_files,
-)
-from vitrail.data.text.reversal import REVERSAL_LANGUAGES, make_reversal
-from vitrail.data.text.sentence_split import check_held_out_share, choose_held_out_pairs
+import numpy as np
+
+from vitrail.base.errors import ConfigError, DataError, describe_error, find_nearest_name
+from vitrail.base.files import suggest_sibling
+from vitrail.base.text import abbreviate_list, format_count
+from vitrail.data.rng import make_view_keys, uniform_randoms
 from vitrail.data.text.tatoeba import TATOEBA_LANGUAGES, read_tatoeba
+from vitrail.data.text.text_files import read_sentences, read_text_lines
+from vitrail.data.validation_split import check_held_out_share, choose_held_out_pairs
+
+REVERSAL_LANGUAGES = ("digits", "reversed")
+MIN_DIGITS, MAX_DIGITS = 4, 12
+REVERSAL_TRAIN, REVERSAL_VAL = 8000, 500  # pairs
+PART_NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
+LANGUAGE = re.compile(r"[a-z]{2,3}(?:[_-][A-Za-z0-9]{2,8})?")  # de, deu, pt_BR, zh-Hans
+NOT_LANGUAGES = ("bz2", "cfg", "csv", "doc", "gz", "md", "pdf", "py", "sh", "tar", "tsv", "txt", "xml", "xz", "zip")
+COLUMNS_IN_NAME = re.compile(r"(?:.*[._])?([a-z]{2,3})-([a-z]{2,3})")  # deu-eng.tsv, train.de-en.tsv
+UNNAMED_COLUMNS = ("source", "target")
+EXPECTED_PAIRS = (
+    "expected 'tatoeba', 'reversal', a folder with train.de and train.en (any two languages) or with train.tsv, their "
+    "common beginning, or a .tsv file"
+)
+
+
+def make_reversal() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Different pairs for training and validation, such as ("3 1 4 1", "1 4 1 3"): always the same ones."""
+    needed = REVERSAL_TRAIN + REVERSAL_VAL
+    numbers = uniform_randoms(make_view_keys(0, 0, np.arange(2 * needed), 0), 1 + MAX_DIGITS)
+    lengths = MIN_DIGITS + (numbers[:, 0] * (MAX_DIGITS + 1 - MIN_DIGITS)).astype(np.int64)
+    digits = (numbers[:, 1:] * 10).astype(np.int64)
+    rows = [tuple(map(str, row[:length])) for row, length in zip(digits.tolist(), lengths.tolist(), strict=True)]
+    pairs = [(" ".join(row), " ".join(reversed(row))) for row in dict.fromkeys(rows)][:needed]
+    return pairs[REVERSAL_VAL:], pairs[:REVERSAL_VAL]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartFiles:
+    """The files of one part of the data, such as `train`: one per language, or a table with a column per language."""
+
+    name: str
+    by_language: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    table: Path | None = None
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        if self.table is None:
+            return tuple(sorted(self.by_language))
+        named = COLUMNS_IN_NAME.fullmatch(strip_suffixes(self.table.name))
+        return (named[1], named[2]) if named else ()
+
+    def describe(self) -> str:
+        """The files, for messages."""
+        return abbreviate_list([str(path) for path in ([self.table] if self.table else self.by_language.values())])
+
+    def find_missing(self, languages: tuple[str, str]) -> str | None:
+        """The first of two languages that the part does not have; the columns of a table may have no names."""
+        return next((each for each in languages if self.languages and each not in self.languages), None)
+
+    def read(self, languages: tuple[str, str]) -> tuple[list[str], list[str], list[str]]:
+        """Sentences of both languages, line by line, and notes; pairs with an empty line are left out."""
+        if self.table is not None:
+            sources, targets, notes = read_table(self.table)
+            if self.languages == languages[::-1]:
+                sources, targets = targets, sources
+        else:
+            first, second = (self.by_language[language] for language in languages)
+            sources, targets, notes = read_sentences(first), read_sentences(second), list[str]()
+            if len(sources) != len(targets):
+                raise DataError(
+                    f"{first} has {format_count(len(sources), 'line')} and {second.name} {len(targets):,}; expected "
+                    "the same number: line by line, one is the translation of the other"
+                )
+        kept = [(source, target) for source, target in zip(sources, targets, strict=True) if source and target]
+        if empty := len(sources) - len(kept):
+            notes.append(f"{self.name}: {format_count(empty, 'pair')} with an empty line left out")
+        return [source for source, _ in kept], [target for _, target in kept], notes
+
+
+def read_table(path: Path) -> tuple[list[str], list[str], list[str]]:
+    """The first two columns of a tab-separated file, and notes."""
+    lines = read_text_lines(path)
+    rows = [line.split("\t", 2) for line in lines]
+    for number, row in enumerate(rows, 1):
+        if len(row) < 2 and row[0].strip():
+            raise DataError(
+                f"line {number} of {path} has one column; expected two, a sentence and its translation, with a tab "
+                "between them"
+            )
+    rows = [row if len(row) > 1 else ["", ""] for row in rows]
+    widest = 1 + max((line.count("\t") for line in lines), default=0)
+    notes = [f"{path.name} has {widest} columns; the first two are used"] if widest > 2 else []
+    return [row[0].strip() for row in rows], [row[1].strip() for row in rows], notes
+
+
+def find_pair_files(path: Path) -> list[PartFiles]:
+    """The parts that a path names: those of a folder, a single table, or the files that begin with it."""
+    if path.is_dir():
+        return list_parts(path)
+    if path.name.removesuffix(".gz").endswith(".tsv"):
+        return [PartFiles(name="train", table=path)]  # errors name the file when it is read
+    if path.exists():
+        raise DataError(f"{path} is one file; {EXPECTED_PAIRS}")
+    parts = [part for part in list_parts(path.parent) if part.name == path.name] if path.parent.is_dir() else []
+    if not parts:
+        nearest = find_nearest_name(path.name, ("tatoeba", "reversal"))
+        hint = f": did you mean {nearest!r}?" if nearest else suggest_sibling(path)
+        raise DataError(f"{path} does not exist; {EXPECTED_PAIRS}{hint}")
+    return parts
+
+
+def list_parts(folder: Path) -> list[PartFiles]:
+    """All parts in a folder by the names of their files, sorted; a plain file comes before its .gz."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {describe_error(error)}; {EXPECTED_PAIRS}") from None
+    found, tables = dict[str, dict[str, Path]](), dict[str, Path]()
+    for name in names:
+        stem, dot, suffix = name.removesuffix(".gz").rpartition(".")
+        if dot and stem and suffix == "tsv":
+            named = COLUMNS_IN_NAME.fullmatch(stem)
+            part = stem[: named.start(1) - 1] if named and named.start(1) > 1 else stem
+            tables.setdefault(part, folder / name)
+        elif dot and stem and LANGUAGE.fullmatch(suffix) and suffix not in NOT_LANGUAGES:
+            found.setdefault(stem, {}).setdefault(suffix, folder / name)
+    return [
+        *(PartFiles(name=stem, by_language=files) for stem, files in found.items()),
+        *(PartFiles(name=stem, table=path) for stem, path in tables.items() if stem not in found),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenParts:
+    """What the parts of a folder are used for."""
+
+    train: PartFiles
+    val: PartFiles | None
+    tests: tuple[PartFiles, ...]
+    notes: tuple[str, ...] = ()
+
+
+def choose_parts(parts: list[PartFiles], where: Path) -> ChosenParts:
+    """The training, validation and test parts among the files of a folder.
+
+    Without a part called `train`, the only one that is complete and neither validation nor test is used.
+    """
+    trains, vals, tests = (
+        [part for part in parts if re.fullmatch(rf"({'|'.join(names)})([._-].*)?", part.name, re.IGNORECASE)]
+        for names in PART_NAMES.values()
+    )
+    others = [part for part in parts if part not in (*trains, *vals, *tests)]
+    others = [part for part in others if part.table or len(part.by_language) > 1]
+    train, val = choose_one(trains or others, "training", where), choose_one(vals, "validation", where)
+    if train is None:
+        raise DataError(f"{where} has no training pairs; {EXPECTED_PAIRS}")
+    notes = tuple(f"{part.name} is not used" for part in (*trains, *vals) if part not in (train, val))
+    return ChosenParts(train=train, val=val, tests=tuple(tests), notes=notes)
+
+
+def choose_one(parts: list[PartFiles], what: str, where: Path) -> PartFiles | None:
+    """The only part, or the only one that is called by a plain word of its kind, such as train."""
+    plain = [part for part in parts if part.name.lower() in sum(PART_NAMES.values(), ())]
+    if len(parts) > 1 and len(plain) != 1:
+        listed = abbreviate_list([part.name for part in parts])
+        raise DataError(f"{where} has several {what} parts ({listed}); expected one: give their beginning as `data`")
+    return (plain if len(parts) > 1 else [*parts, None])[0]
+
+
+def choose_languages(pair: str | None, available: tuple[str, ...], where: object) -> tuple[str, str]:
+    """The languages of `pair`, such as de-en: source and target. None: the only two that there are, by name."""
+    listed = ", ".join(available)
+    if pair is None:
+        if len(available) != 2:
+            raise ConfigError(
+                f"{where} has {format_count(len(available), 'language')} ({listed}); set `pair` to source and target, "
+                f"for example {'-'.join(available[:2])}"
+                if len(available) > 1
+                else f"{where} has files of one language ({listed}); expected those of two"
+            )
+        return available[0], available[1]
+    splits = [(pair[:place], pair[place + 1 :]) for place, letter in enumerate(pair) if letter == "-"]
+    splits = [(source, target) for source, target in splits if source and target]
+    if not splits:
+        raise ConfigError(f"`pair` is {pair!r}; expected source and target, for example de-en")
+    languages = next((each for each in splits if set(each) <= set(available)), splits[0])
+    if languages[0] == languages[1]:
+        raise ConfigError(f"`pair` {pair} has one language twice; expected two different ones, for example de-en")
+    if missing := [each for each in languages if available and each not in available]:
+        raise ConfigError(f"`pair` is {pair}, but {where} has no {missing[0]}; it has {listed}")
+    return languages
+
+
+def strip_suffixes(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".tsv")
+
 
 BUILT_IN_PAIRS = {"tatoeba": (TATOEBA_LANGUAGES, read_tatoeba), "reversal": (REVERSAL_LANGUAGES, make_reversal)}
 

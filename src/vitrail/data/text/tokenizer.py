@@ -14,7 +14,7 @@ from vitrail.data.text.tokenizer_json import (
     convert_library_errors,
     parse_tokenizer,
 )
-from vitrail.data.text.tokenizer_parts import (
+from vitrail.data.text.tokenizer_training import (
     CONTINUATION,
     SPACE_MARK,
     assemble_bert_tokenizer,

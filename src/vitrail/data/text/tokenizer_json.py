@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import describe_error
 from vitrail.base.json_yaml import parse_json
-from vitrail.data.text.tokenizer_parts import WORDS
+from vitrail.data.text.tokenizer_training import WORDS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vitrail.base.errors import DataError, VitrailError
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.datasets import ImageDataset
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing

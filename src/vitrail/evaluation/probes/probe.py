@@ -15,7 +15,7 @@ from vitrail.base.errors import ConfigError, OutputError
 from vitrail.base.progress import track_progress
 from vitrail.checkpoint.run_files import try_read_plan
 from vitrail.data.images.datasets import ImageDataset
-from vitrail.data.images.validation_split import check_val_share
+from vitrail.data.validation_split import check_val_share
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.evaluation.knn import classify_by_neighbours
 from vitrail.evaluation.probes.compute_features import FeatureStore, open_features, plan_passes, run_pass

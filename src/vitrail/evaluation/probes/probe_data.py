@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.text import abbreviate_list, format_count
-from vitrail.data.images.datasets import DatasetSplits, ImageDataset, open_data, take_images_by_index
-from vitrail.data.images.torch_dataset import TorchDataset
+from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, open_data, take_images_by_index
 from vitrail.evaluation.evaluation_data import find_default_data, get_validation_images, is_same_data_path
 from vitrail.loaded_model import LoadedModel
 

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.base.text import format_count
-from vitrail.data.images.class_mapping import index_classes_by_name, normalise_class_name, split_label
+from vitrail.data.images.class_names import index_classes_by_name, normalise_class_name, split_label
 from vitrail.inspection.attention.capture import (
     AnyAttention,
     find_window_mixing,

@@ -9,7 +9,7 @@ from typing import Any
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.files import write_text
 from vitrail.base.text import format_count
-from vitrail.data.captions.caption_data import CaptionedImages, CaptionSplits, open_captions
+from vitrail.data.captions.captions import CaptionedImages, CaptionSplits, open_captions
 from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.image_items import ImageItem
 from vitrail.evaluation.caption_scores import CaptionScores, score_captions

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from vitrail.data.captions.collages import CollageImages, find_nouns, is_noun_gone
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.text.token_rows import TokenRows
+from vitrail.data.text.batches import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.inspection.sentences.word_patches import compute_cross_attention, find_patch_grid
 from vitrail.layers.positions import Grid

@@ -33,7 +33,7 @@ class ReversalScore:
 def score_reversal(
     loaded: LoadedTextModel, pairs: Iterable[tuple[str, str]], layer: int = -1, head: int | Literal["mean"] = "mean"
 ) -> ReversalScore:
-    """Score the cross-attention of pairs of `data/text/reversal.py`, while the right digits are written."""
+    """Score the cross-attention of pairs of `data/text/pairs.py`, while the right digits are written."""
     model, tokenizer = loaded.model, loaded.tokenizer
     if model.no_maps_reason:
         raise ConfigError(f"there is no attention to score: {model.no_maps_reason}")

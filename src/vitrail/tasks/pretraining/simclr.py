@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.batch import Batch
-from vitrail.data.images.views import View
+from vitrail.data.images.augment.views import View
 from vitrail.distributed import Ranks
 from vitrail.recipes.pretraining_settings import SimClrSettings
 from vitrail.recipes.request import Request

@@ -18,13 +18,13 @@ from support import hostile_images as hostile
 from support.encoded_images import encode_test_image
 
 from vitrail.base.errors import DataError
+from vitrail.data.images.datasets import estimate_decoded_bytes
 from vitrail.data.images.decoding import image_formats, jpeg, rgb_image
 from vitrail.data.images.decoding.crops import CropBox, decode_crop
 from vitrail.data.images.decoding.image_formats import ImageLimits
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.formats.class_folders import FileDataset
-from vitrail.data.images.image_cache import estimate_decoded_bytes
 from vitrail.data.images.preprocessing import Preprocessing
 
 PLAIN = Preprocessing(image_size=32)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.base.figures import CaptionedFigure
 from vitrail.data.batch import Batch
-from vitrail.data.images.views import View
+from vitrail.data.images.augment.views import View
 from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.recipes.pretraining_settings import DinoSettings

@@ -1,4 +1,4 @@
-"""The parts of our tokenizers: how text is normalised and cut into words, and how pieces become text again.
+"""Train tokenizers: how text is normalized and cut into words, and how pieces become text again.
 
 A space becomes part of the word that follows it, as the mark ▁, and no piece reaches from a word into punctuation:
 "Ja, das ist's." → ▁Ja , ▁das ▁ist's . These are the words that BPE and WordPiece divide into pieces.
@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vitrail.base.errors import missing_package_error
-from vitrail.data.text.tokens import SPECIAL_TOKENS, UNKNOWN
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.models import Model
+
+PAD, START, END, UNKNOWN = range(4)
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # by their ids
+
 
 SPACE_MARK = "▁"  # U+2581, as in SentencePiece
 CONTINUATION = "##"  # before a piece of WordPiece that continues a word

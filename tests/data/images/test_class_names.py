@@ -5,8 +5,12 @@ import re
 import pytest
 
 from vitrail.base.errors import ConfigError, DataError
-from vitrail.data.images.class_mapping import check_class_labels, match_data_classes_to_model, split_label
-from vitrail.data.images.imagenet_classes import list_imagenet_labels
+from vitrail.data.images.class_names import (
+    check_class_labels,
+    list_imagenet_labels,
+    match_data_classes_to_model,
+    split_label,
+)
 
 IMAGENET = ("n01440764 tench, Tinca tinca", "n01443537 goldfish", "n02012849 crane", "n03126707 crane")
 

@@ -1,4 +1,4 @@
-"""Any number of different images from the example photos, to check that two engines agree."""
+"""Any number of different crops of the example photos, to check that two engines agree."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from vitrail.data.rng import make_view_keys, uniform_randoms
 CROP_AREA, CROP_ASPECT = (0.2, 1.0), (3 / 4, 4 / 3)  # of a crop, relative to its photo
 
 
-def make_photo_views(count: int, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+def make_photo_crops(count: int, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """`count` different images, the same in every call: (count, rows, columns, channels).
 
     First the uncropped photos, then crops of them in turn, about half of them flipped.

@@ -1,37 +1,200 @@
-"""Views of a batch: a function of seed and step, decoded once, and refused in one line if they cannot be made."""
+"""Views of a batch: a function of seed and step, decoded once, with colors as in torchvision."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from support.toy_datasets import random_array, write_class_folders
+from torch import Tensor
+from torchvision.transforms.v2 import functional as tv
 
 from vitrail.base.errors import ConfigError
 from vitrail.data.batch import Batch
-from vitrail.data.images import view_maker
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.config import Augmentation
-from vitrail.data.images.augment.image_transforms import augment_image
-from vitrail.data.images.augment.view_config import ViewAugmentation
-from vitrail.data.images.datasets import DatasetSubset, open_data
+from vitrail.data.images.augment import views as view_module
+from vitrail.data.images.augment.augmentations import augment_image
+from vitrail.data.images.augment.config import Augmentation, ViewAugmentation
+from vitrail.data.images.augment.views import ColourDraws, View, recolour
+from vitrail.data.images.datasets import CachedDataset, DatasetSubset, TorchDatasetAdapter, open_data
 from vitrail.data.images.decoding.crops import decode_crops
-from vitrail.data.images.image_cache import CachedDataset
 from vitrail.data.images.loader import BatchDataset, ShuffledSampler, training_batches
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.images.torch_dataset import TorchDatasetAdapter
-from vitrail.data.images.views import View
-from vitrail.data.rng import make_view_keys
+from vitrail.data.rng import make_view_keys, uniform_randoms
 
+SIGMAS = (0.1, 0.7, 2.0, 3.5)
+FACTORS = (0.0, 0.3, 1.0, 1.8)
+SHIFTS = (-0.5, -0.1, 0.0, 0.37)
+NONE = ViewAugmentation()
+ALL = ViewAugmentation(
+    brightness=0.8,
+    contrast=0.8,
+    saturation=0.8,
+    hue=0.2,
+    grey_rate=0.2,
+    blur_rate=0.5,
+    blur_kernel=0.3,
+    solarize_rate=0.2,
+)
+THEIRS: tuple[Any, ...] = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
 SMALL = Preprocessing(image_size=8, crop=1.0)
 CROP = ViewAugmentation(area=(0.2, 1.0))
 COLOURED = ViewAugmentation(
     brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grey_rate=0.2, blur_rate=0.5, blur_kernel=0.5
 )
 MULTI_CROP = {"global": View(COLOURED, count=2), "local": View(ViewAugmentation(area=(0.05, 0.3)), (4, 6), count=3)}
+
+
+def make_colour_pixels(count: int = 4, channels: int = 3) -> Tensor:
+    """Noise, with black, white, grey and pure colours in one row."""
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, channels, 30, 41), dtype=np.uint8))
+    pixels[:, :, 0, :8] = torch.tensor([[n & 1, n >> 1 & 1, n >> 2] for n in range(8)]).T[:channels] * 255
+    pixels[:, :, 1, :8] = 97
+    return pixels
+
+
+def blur_by_sigmas(images: Tensor, sigmas: Tensor) -> Tensor:
+    return view_module.gaussian_blur(images, sigmas.double().numpy(), 5)
+
+
+OPERATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, float], Any], tuple[float, ...]]] = {
+    "brightness": (view_module.adjust_brightness, tv.adjust_brightness, FACTORS),
+    "contrast": (view_module.adjust_contrast, tv.adjust_contrast, FACTORS),
+    "saturation": (view_module.adjust_saturation, tv.adjust_saturation, FACTORS),
+    "hue": (view_module.adjust_hue, tv.adjust_hue, SHIFTS),
+    "grey": (lambda x, _: view_module.to_grey(x), lambda x, _: tv.rgb_to_grayscale(x, x.shape[0]), FACTORS),
+    "blur": (blur_by_sigmas, lambda x, sigma: tv.gaussian_blur(x, [11, 11], [sigma, sigma]), SIGMAS),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_equals_torchvision(name: str, channels: int) -> None:
+    """On floats within 0.001 levels, but for the exact mean and the end of the blur; uint8 is truncated there."""
+    mine, theirs, amounts = OPERATIONS[name]
+    pixels = make_colour_pixels(channels=channels)
+    given = pixels.float()
+    changed = mine(given, torch.tensor(amounts))
+    assert torch.equal(given, pixels.float()), "the images are not changed in place"
+    for image, result, amount in zip(pixels, changed, amounts, strict=True):
+        exact = theirs(image.float() / 255, amount) * 255
+        assert (result - exact).abs().max() <= (0.02 if name == "blur" else 0.005 if name == "contrast" else 1e-3)
+        assert (result.round() - theirs(image, amount)).abs().max() <= (2 if name == "saturation" else 1)
+
+
+def test_solarize_equals_torchvision() -> None:
+    pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
+    for threshold in (0, 1, 128, 255):
+        assert torch.equal(view_module.solarize(pixels, threshold), tv.solarize(pixels, threshold))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_result_does_not_depend_on_the_batch(name: str) -> None:
+    mine, _, amounts = OPERATIONS[name]
+    images, factors = make_colour_pixels(12).float(), torch.tensor(amounts).repeat(3)
+    together = mine(images, factors)
+    for row in range(12):
+        assert torch.equal(mine(images[row : row + 1], factors[row : row + 1])[0], together[row])
+
+
+def test_blur_radius_is_a_share_of_the_shorter_side() -> None:
+    sizes = ((224, 300), (96, 96), (32, 32), (8, 8))
+    assert [view_module.compute_blur_radius(torch.empty(1, 3, *size), 0.1) for size in sizes] == [11, 4, 1, 0]
+    assert view_module.compute_blur_radius(torch.empty(1, 3, 3, 3), 1.0) == 1
+
+
+def make_pixels(count: int, channels: int = 3) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, channels, 16, 20), dtype=np.uint8))
+
+
+def change(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> Tensor:
+    pixels = pixels.clone()
+    recolour(pixels, augmentation, keys)
+    return pixels
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_equal_torchvision_with_the_same_choices(channels: int) -> None:
+    pixels, keys = make_pixels(40, channels), make_view_keys(0, 0, np.arange(40), 0)
+    augmentation = replace(ALL, solarize_rate=0.0)
+    draws, changed = ColourDraws(augmentation, keys), change(pixels, augmentation, keys)
+    for row, (image, result) in enumerate(zip(pixels, changed, strict=True)):
+        expected = image / 255
+        assert (draws.order[row] >= 0).all() == draws.jitter[row]
+        for operation in draws.order[row].tolist() if draws.jitter[row] else ():
+            expected = THEIRS[operation](expected, draws.amounts[row, operation].item())
+        if draws.grey[row]:
+            expected = tv.rgb_to_grayscale(expected, num_output_channels=channels)
+        if draws.blur[row]:
+            expected = tv.gaussian_blur(expected, [5, 5], [draws.sigmas[row]] * 2)
+        assert (result - expected * 255).abs().max() <= 0.51, "rounded once, at the end"
+    assert draws.jitter.any()
+    assert draws.grey.any()
+    assert draws.blur.any()
+
+
+def test_view_depends_only_on_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels, keys = make_pixels(30), make_view_keys(0, 0, np.arange(30), 0)
+    together = change(pixels, ALL, keys)
+    monkeypatch.setattr(view_module, "CHUNK_VALUES", 3000)
+    assert torch.equal(change(pixels, ALL, keys), together)
+    for row in (0, 13, 29):
+        assert torch.equal(change(pixels[row : row + 1], ALL, keys[row : row + 1])[0], together[row])
+    assert change(pixels[:0], ALL, keys[:0]).shape == (0, 3, 16, 20)
+    others = change(pixels, ALL, make_view_keys(0, 0, np.arange(30), 1))
+    assert sum(torch.equal(a, b) for a, b in zip(together, others, strict=True)) < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("jitter_rate", {"brightness": 0.5}),
+        ("jitter_rate", {"hue": 0.2}),
+        ("grey_rate", {}),
+        ("blur_rate", {"blur_sigma": (1.0, 1.0), "blur_kernel": 0.3}),
+        ("solarize_rate", {}),
+    ],
+)
+def test_rates(name: str, others: dict[str, Any]) -> None:
+    pixels, keys = make_pixels(1).expand(800, -1, -1, -1), make_view_keys(0, 0, np.arange(800), 0)
+    for rate in (0.0, 0.3, 1.0):
+        changed = change(pixels, replace(NONE, **{**others, name: rate}), keys)
+        share = (changed != pixels).flatten(1).any(1).float().mean()
+        assert abs(share - rate) < (0.06 if 0 < rate < 1 else 0.01)
+
+
+def test_choices_are_independent_of_one_another_and_of_the_crop() -> None:
+    keys = make_view_keys(0, 0, np.arange(2000), 0)
+    draws = ColourDraws(replace(ALL, jitter_rate=0.5, grey_rate=0.5, solarize_rate=0.5), keys)
+    choices = (uniform_randoms(keys, 1)[:, 0] < 0.5, draws.jitter, draws.grey, draws.blur, draws.solarize)
+    shares = np.corrcoef(np.stack(choices).astype(float))
+    assert np.abs(shares - np.eye(5)).max() < 0.1
+    orders, counts = np.unique(draws.order[draws.jitter], axis=0, return_counts=True)
+    assert len(orders) == 24
+    assert counts.min() > 20
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"area": (0.5, 0.1)},
+        {"area": (0.5, 2.0)},
+        {"hue": 0.6},
+        {"brightness": -0.1},
+        {"blur_sigma": (2.0, 1.0)},
+        {"blur_sigma": (0.0, 1.0)},
+        {"grey_rate": 1.5},
+        {"solarize_threshold": 256},
+    ],
+)
+def test_bad_fields(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        ViewAugmentation(**fields)
 
 
 def arrays(count: int = 20, size: int = 12, channels: int = 3) -> ArrayDataset:
@@ -117,7 +280,7 @@ def test_image_is_decoded_once_for_all_views(tmp_path: Path, monkeypatch: pytest
         decoded.append(source)
         return decode(source, choose)
 
-    monkeypatch.setattr(view_maker, "decode_crops", count_and_decode)
+    monkeypatch.setattr(view_module, "decode_crops", count_and_decode)
     views = {"global": View(CROP, count=2), "local": View(CROP, size=4, count=3)}
     batch = load_first(make_batches(images, views))
     assert sorted(decoded) == sorted(images.source(index) for index in range(8))

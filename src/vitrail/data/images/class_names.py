@@ -1,14 +1,39 @@
-"""Map the classes of a data set to those of a model: by name, by one of several names, by WordNet id, by number."""
+"""Class names: those of ImageNet-1k, and how the classes of a data set are mapped to those of a model.
+
+Classes match by name, by one of several names, by WordNet id or by number. imagenet_classes.txt has one class per line,
+with its WordNet id and its names; the first name is the label. Where the first names of two classes are equal, it has
+another name first: tank suit, Cardigan Welsh corgi, crane (bird) and crane (machine).
+"""
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.text import abbreviate_list
-from vitrail.data.images.imagenet_classes import expand_imagenet_labels
 
+IMAGENET = "imagenet"  # as labels: the names of its classes
+CLASSES_FILE = Path(__file__).with_name("imagenet_classes.txt")
 WORDNET_ID = re.compile(r"n\d{8}")  # as the folders of ImageNet are named
+
+
+@cache
+def read_imagenet_classes() -> tuple[str, ...]:
+    """One text per class, with its id and all its names: "n02123045 tabby, tabby cat"."""
+    return tuple(CLASSES_FILE.read_text("utf-8").splitlines())
+
+
+@cache
+def list_imagenet_labels() -> tuple[str, ...]:
+    """One short label per class: "tabby"."""
+    return tuple(text.partition(" ")[2].partition(",")[0] for text in read_imagenet_classes())
+
+
+def expand_imagenet_labels(labels: Sequence[str]) -> Sequence[str]:
+    """The labels with their ids and all their names if they are those of ImageNet-1k; other labels are unchanged."""
+    return read_imagenet_classes() if tuple(labels) == list_imagenet_labels() else labels
 
 
 def match_data_classes_to_model(
