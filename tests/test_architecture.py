@@ -295,8 +295,8 @@ def test_every_preset_survives_json_and_each_kind_builds_on_the_meta_device(name
 
 HEAVY = {"torch", "numpy", "PIL", "safetensors", "matplotlib"}
 HELPED = (
-    *("", "models", "summary", "inspect-checkpoint", "train", "pretrain dino", "eval", "compare", "probe", "bench"),
-    *("runs", "ablate", "lessons", "study", "study cost", "study positions", "explain", "look", "report"),
+    *("", "models", "summary", "train", "pretrain dino", "eval", "compare", "probe", "bench"),
+    *("runs", "ablate", "study", "study cost", "study positions", "explain", "look", "report"),
 )
 WITHOUT_TORCH = ["models", *(f"{command} --help" for command in HELPED)]
 PROGRAM = """

@@ -62,8 +62,8 @@ def test_summary_shows_the_saved_architecture(vitrail_: Run) -> None:
     assert fewer["parameters"] == parameters - 8 * 65  # rows of the head and their biases
 
 
-def test_inspect_checkpoint_and_convert_take_the_name(vitrail_: Run) -> None:
-    done = vitrail_("inspect-checkpoint", MODEL, "--json")
+def test_summary_of_the_file_and_convert_take_the_name(vitrail_: Run) -> None:
+    done = vitrail_("summary", MODEL, "--json")
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)["labels"] == [*FASHION_CLASSES]
     done = vitrail_("convert", MODEL, "copy", "--to", "vitrail")

@@ -187,7 +187,7 @@ def test_options_of_other_tools_are_recognised(vitrail_: Run, words: str) -> Non
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("inspect", "inspect-checkpoint"),
+        ("inspect", "summary"),
         ("fit", "train"),
         ("finetune", "train --init MODEL"),
         ("evaluate", "eval"),
@@ -207,6 +207,17 @@ def test_options_of_other_tools_are_recognised(vitrail_: Run, words: str) -> Non
 def test_commands_of_other_tools_are_recognised(vitrail_: Run, given: str, meant: str) -> None:
     done = vitrail_(given, "--anything", "x")
     assert (done.code, done.err) == (2, f"vitrail: Unknown command '{given}'. Did you mean vitrail {meant}?\n")
+
+
+def test_an_old_command_names_the_new_one(vitrail_: Run) -> None:
+    for words, new in (
+        (("inspect-checkpoint", "weights.pth"), "summary"),
+        (("lessons", "--svg"), "look --lessons"),
+        (("completion", "--help"), "env --completion"),
+    ):
+        done = vitrail_(*words)
+        expected = f"vitrail: {words[0]} is now vitrail {new}. See vitrail --help.\n"
+        assert (done.code, done.out, done.err) == (2, "", expected)
 
 
 def test_an_argument_is_not_an_option(vitrail_: Run) -> None:

@@ -37,7 +37,7 @@ def test_version() -> None:
         (("--help",), "vitrail COMMAND --help"),
         (("models", "--help"), "vitrail models 'deit*'"),
         (("summary", "--help"), "vitrail summary ViT-S/16 --set positions=rotary --set pool=mean"),
-        (("inspect-checkpoint", "--help"), "vitrail inspect-checkpoint vit_fashion --tensors --json"),
+        (("summary", "--help"), "vitrail summary vit_fashion --tensors --json"),
     ],
 )
 def test_help_shows_examples(vitrail_: Run, words: tuple[str, ...], lesson: str) -> None:
@@ -100,9 +100,9 @@ def test_summary_of_an_external_family(vitrail_: Run) -> None:
     assert vitrail_("summary", f"{EXAMPLE}:mixer_tiny").out.startswith("Mixer, input 1×3×224×224\n")
 
 
-def test_inspect_checkpoint(vitrail_: Run, tmp_path: Path) -> None:
+def test_summary_of_a_file(vitrail_: Run, tmp_path: Path) -> None:
     write(vitrail.create("DeiT-Ti", image_size=32, depth=1), tmp_path / "weights.pth", to="deit")
-    words = ("inspect-checkpoint", str(tmp_path / "weights.pth"))
+    words = ("summary", str(tmp_path / "weights.pth"))
     page = vitrail_(*words).out
     assert "layout         deit\n" in page
     assert "blocks.#.attn.qkv.weight   1 ×  (576, 192)" in page
@@ -113,15 +113,15 @@ def test_inspect_checkpoint(vitrail_: Run, tmp_path: Path) -> None:
     assert json.loads(vitrail_(*words, "--json", "--tensors").out)["tensors"][0]["name"] == "cls_token"
 
 
-def test_inspect_checkpoint_of_an_unknown_file(vitrail_: Run, tmp_path: Path) -> None:
+def test_summary_of_an_unknown_file(vitrail_: Run, tmp_path: Path) -> None:
     torch.save({"features.0.weight": torch.randn(3, 4)}, tmp_path / "other.pth")
-    done = vitrail_("inspect-checkpoint", str(tmp_path / "other.pth"))
+    done = vitrail_("summary", str(tmp_path / "other.pth"))
     assert (done.code, done.err) == (0, "")
     assert "layout         unknown\n" in done.out
     assert "features.#.weight  1 ×  (3, 4)  float32" in done.out
 
 
-def test_inspect_checkpoint_refuses_damaged_files_and_invalid_options(vitrail_: Run, tmp_path: Path) -> None:
+def test_summary_refuses_damaged_files_and_invalid_options(vitrail_: Run, tmp_path: Path) -> None:
     intact, truncated, code = (str(tmp_path / name) for name in ("intact.pth", "truncated.pth", "code.pth"))
     torch.save({"a": torch.randn(300)}, intact)
     Path(truncated).write_bytes(Path(intact).read_bytes()[:-200])
@@ -137,9 +137,9 @@ def test_inspect_checkpoint_refuses_damaged_files_and_invalid_options(vitrail_: 
         ),
         ((intact, "--set", "path=3"), "vitrail: unknown config field 'path'; "),
         ((intact, "--set", "heads"), "vitrail: --set 'heads'; expected FIELD=VALUE"),
-        ((), "vitrail: inspect-checkpoint needs MODEL."),
+        (("ViT-Ti/16", "--from", "timm"), "vitrail: --from timm is the layout of a file, but ViT-Ti/16 is a name; "),
     ):
-        done = vitrail_("inspect-checkpoint", *words)
+        done = vitrail_("summary", *words)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
         assert done.err.startswith(message), done.err
 
@@ -225,8 +225,8 @@ def test_full_disk_is_a_one_line_error() -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_outputs_are_not_an_error(tmp_path: Path, closed: str) -> None:
-    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, "lessons", "-o", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, "look", "--lessons", "-o"]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "gelu.png").exists()
 

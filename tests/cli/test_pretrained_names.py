@@ -62,7 +62,7 @@ def test_wrong_names_and_swapped_arguments_are_one_line(vitrail_: Run, hub: Fake
         (("explain", "example:cat", "my_model"), ("example:cat is an image", "model comes first")),
         (("train", "--init", "example:cat"), ("example:cat is an image",)),
         (("convert", "ViT-Ti/16.none", "out", "--to", "vitrail"), ("'none'", "augreg_in21k")),
-        (("inspect-checkpoint", "DeiT-Ti"), ("DeiT-Ti cannot be downloaded", "no such repository")),
+        (("summary", "DeiT-Ti", "--tensors"), ("DeiT-Ti cannot be downloaded", "no such repository")),
     ):
         done = vitrail_(*words)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), (words, done)

@@ -68,8 +68,8 @@ def test_predictions_depend_on_the_given_heads(vitrail_: Run) -> None:
 
 @pytest.mark.usefixtures("weights")
 def test_inspection_lists_assumed_fields(vitrail_: Run) -> None:
-    result = vitrail_("inspect-checkpoint", "weights.pth", "--set", "heads=2", "--from", "timm")
+    result = vitrail_("summary", "weights.pth", "--set", "heads=2", "--from", "timm")
     assert (
         "assumed        activation=gelu, norm_eps=1e-06, pool=class, trained_size=32x32, preprocessing=" in result.out
     )
-    assert '"assumed": {}' in vitrail_("inspect-checkpoint", "weights.pth", "--set", "heads=2", "--json").out
+    assert '"assumed": {}' in vitrail_("summary", "weights.pth", "--set", "heads=2", "--json").out

@@ -89,7 +89,6 @@ COMMANDS = [
     ("probe", "model", "--data", "fashion"),
     ("bench", "model"),
     ("export", "model", "exported"),
-    ("summary", "model"),
     ("summary", "toy_text"),
     ("train", "--init", "model"),
     ("train", "--model", "toy_text"),
@@ -141,6 +140,7 @@ def test_presets_that_read_text(vitrail_: Run, tmp_path: Path, preset: str, kind
     refused = vitrail_("models", preset, "--pretrained")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "only models that read images have some" in refused.err
-    inspected = vitrail_("inspect-checkpoint", str(tmp_path / "model")).out
+    inspected = vitrail_("summary", str(tmp_path / "model")).out
     assert f", {preset}\n" in inspected
     assert "head           4000 tokens\n" in inspected
+    assert "\nno layers: " in inspected

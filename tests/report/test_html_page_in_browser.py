@@ -115,7 +115,7 @@ def test_content_security_policy_prevents_requests(browser: "Browser", page: Pat
 
 
 def test_lessons_page(browser: "Browser", tmp_path: Path) -> None:
-    build_app()(["lessons", "-o", str(tmp_path / "lessons.html")], result_action="return_value")
+    build_app()(["look", "--lessons", "-o", str(tmp_path / "lessons.html")], result_action="return_value")
     for width in WINDOW_WIDTHS:
         assert (
             find_page_faults(open_in_browser(browser, tmp_path / "lessons.html", width=width, scheme="dark"), figures=3)

@@ -29,9 +29,9 @@ COMMAND_GROUPS = {  # headings of `vitrail --help`
     "Evaluate": ("eval", "probe", "compare", "bench"),
     "Predict and ship": ("predict", "embed", "translate", "caption", "export"),
     "Look inside": ("explain", "look", "report"),
-    "Models and checkpoints": ("models", "summary", "inspect-checkpoint", "convert"),
-    "Study": ("ablate", "study cost", "study positions", "lessons"),
-    "This installation": ("env", "completion"),
+    "Models and checkpoints": ("models", "summary", "convert"),
+    "Study": ("ablate", "study cost", "study positions"),
+    "This installation": ("env",),
 }
 COMMANDS = tuple(name for names in COMMAND_GROUPS.values() for name in names)
 TOP_HELP = """Train, explain and ship Vision Transformers.

@@ -1,4 +1,4 @@
-"""vitrail env: versions, machine and settings, for bug reports."""
+"""vitrail env: versions, machine and settings, for bug reports; and completion scripts for shells."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 from vitrail import __version__
 from vitrail.base import machine
@@ -27,16 +28,31 @@ EXTRAS = {  # optional packages: the extra that installs them, or none
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
-def env(*, as_json: flags.Json = False) -> None:
-    """Show versions and hardware, for a bug report.
+def env(*, completion: Literal["bash", "zsh", "fish"] | None = None, as_json: flags.Json = False) -> None:
+    """Show versions and hardware, for a bug report, or print a completion script.
 
     The report has no names of users or hosts and no tokens; folders below the home folder start with ~.
+
+    With a completion script, the Tab key completes commands and options. Load it when the shell starts. bash: add eval
+    "$(vitrail env --completion bash)" to ~/.bashrc. zsh: write the script to a file _vitrail in a folder of $fpath.
+    fish: write it to ~/.config/fish/completions/vitrail.fish.
 
     Examples::
 
         vitrail env
         vitrail env --json
+        vitrail env --completion bash
+
+    Parameters
+    ----------
+    completion
+        Print the completion script for this shell instead. [default: the report]
     """
+    if completion is not None:
+        from vitrail.cli import build_app
+
+        print(build_app().generate_completion(shell=completion))
+        return
     sections = {
         "Versions": {"vitrail": __version__, "python": platform.python_version()}
         | dict(map(describe_package, PACKAGES)),

@@ -13,6 +13,11 @@ from cyclopts.exceptions import CoercionError, MissingArgumentError, RepeatArgum
 from vitrail.base.errors import ConfigError, find_nearest_name
 
 SYNONYMS_FILE = Path(__file__).with_name("names_in_other_tools.json")  # our names: those of other tools
+MOVED_COMMANDS = {  # of version 0.1: what they are called now
+    "inspect-checkpoint": "summary",
+    "lessons": "look --lessons",
+    "completion": "env --completion",
+}
 NUMBER_NAMES: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
@@ -90,6 +95,8 @@ def describe_unknown_option(given: str, known: Iterable[str], command: str) -> s
 def check_command(words: list[str], commands: Iterable[str]) -> None:
     """Refuse an unknown command before any command is imported."""
     names = [name.partition(" ") for name in commands]
+    if words and words[0] in MOVED_COMMANDS:
+        raise ConfigError(f"{words[0]} is now vitrail {MOVED_COMMANDS[words[0]]}. See vitrail --help.")
     parents = [*dict.fromkeys(parent for parent, _, _ in names), "--help", "--version"]
     if words and not words[0].startswith("-") and words[0] not in parents:
         raise ConfigError(describe_unknown_command(words[0], parents, "vitrail"))

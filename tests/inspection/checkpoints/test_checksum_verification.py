@@ -92,7 +92,7 @@ def test_command_reports_checksums(
     from vitrail.cli import main
 
     def say(*words: object) -> tuple[Any, str, str]:
-        monkeypatch.setattr("sys.argv", ["vitrail", "inspect-checkpoint", *map(str, words)])
+        monkeypatch.setattr("sys.argv", ["vitrail", "summary", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
         seen = capsys.readouterr()

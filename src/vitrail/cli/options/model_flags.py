@@ -32,6 +32,7 @@ IMAGE_SIZE_HELP = (
 
 Model = Annotated[str, Parameter(name="MODEL", help=MODEL_HELP, validator=check_model_exists)]
 TorchModel = Annotated[str, Parameter(name="MODEL", help=TORCH_MODEL_HELP, validator=check_model_exists)]
+OptionalModel = Annotated[str | None, Parameter(name="MODEL", help=TORCH_MODEL_HELP, validator=check_model_exists)]
 Models = Annotated[str, Parameter(required=True, validator=check_model_exists)]  # each command says which
 TextModel = Annotated[str, Parameter(name="MODEL", validator=check_model_exists)]
 StartModel = Annotated[str | None, Parameter(validator=check_model_exists)]

@@ -1,4 +1,4 @@
-"""vitrail lessons on the command line."""
+"""vitrail look --lessons on the command line."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ NAMES = ("gelu", "schedules", "positions")
 
 def run(*words: object) -> None:
     build_app()(
-        [str(word) for word in ("lessons", *words)],
+        [str(word) for word in ("look", "--lessons", *words)],
         exit_on_error=False,
         print_error=False,
         result_action="return_value",
