@@ -346,6 +346,5 @@ def test_tests_mirror_the_tree() -> None:
 def test_readme_shows_the_tree() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     for path in PACKAGE.iterdir():
-        name = path.name + "/" * path.is_dir()
-        if name not in ("__pycache__/", "py.typed"):
-            assert re.search(rf"── {re.escape(name)} ", text), f"the README's tree does not show {name}"
+        if (path / "__init__.py").exists():
+            assert re.search(rf"── {re.escape(path.name)}/ ", text), f"the README's tree does not show {path.name}/"
