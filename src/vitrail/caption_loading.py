@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.base.errors import CheckpointError
-from vitrail.checkpoint.files.weight_folders import DECODER_FOLDER, ENCODER_FOLDER, is_captioner_folder
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
+from vitrail.checkpoint.weight_folders import DECODER_FOLDER, ENCODER_FOLDER, is_captioner_folder
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.loaded_model import LoadedModel
 from vitrail.opening import move_to_device_for_eval, open_torch_model

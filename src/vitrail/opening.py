@@ -220,7 +220,7 @@ def build_without_weights(name: str, fields: Mapping[str, Any]) -> "nn.Module":
         with torch.device("meta"):
             return create(name, **fields)
 
-    from vitrail.checkpoint.family_sources import get_built_in_family
+    from vitrail.checkpoint.family_recognition import get_built_in_family
 
     about = read_model_description(name)
     family = get_built_in_family(about.family, name)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint.bundled import find_bundled_model
-from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, read_json_if_exists
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
-from vitrail.checkpoint.tokenizer_file import read_tokenizer_file
+from vitrail.checkpoint.weight_folders import CONFIG_FILE, read_json_if_exists, read_tokenizer_file
 from vitrail.opening import (
     TIMM_PREFIX,
     download_if_missing,
@@ -69,7 +68,7 @@ def open_text_model(
     download_if_missing(name)
     import torch
 
-    from vitrail.checkpoint.family_sources import get_built_in_family
+    from vitrail.checkpoint.family_recognition import get_built_in_family
     from vitrail.checkpoint.reading import read, warn_about_report
     from vitrail.data.text.tokenizer import TextTokenizer
 

@@ -11,7 +11,7 @@ from support.noisy_weights import add_weight_noise, randomise_batch_norms
 import vitrail
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.family_sources import get_built_in_family
+from vitrail.checkpoint.family_recognition import get_built_in_family
 from vitrail.checkpoint.layout import list_layouts
 
 TINY: dict[str, Any] = {"image_size": 32, "width": 32, "depth": 1, "heads": 2, "classes": 3}

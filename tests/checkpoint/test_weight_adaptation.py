@@ -10,8 +10,8 @@ from support.noisy_weights import add_weight_noise
 import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read
-from vitrail.checkpoint.load_report import LoadReport
 from vitrail.checkpoint.resample import ResamplingPolicy, resample_positions
+from vitrail.checkpoint.weight_adaptation import LoadReport
 from vitrail.models.catalog.catalog import load_external_family
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_family.py")

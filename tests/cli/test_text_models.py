@@ -71,7 +71,7 @@ def text_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def resolve_toy(name: str) -> str | None:
         return name if name == "toy_text" else resolve_alias(name)
 
-    for module_name in ("checkpoint.argument_order", "models.catalog.pretrained"):  # which read the list of presets
+    for module_name in ("checkpoint.model_location", "models.catalog.pretrained"):  # which read the list of presets
         monkeypatch.setattr(f"vitrail.{module_name}.resolve_alias", resolve_toy)
     model = vitrail.create("toy_text")
     vitrail.save(model, tmp_path / "model")

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitrail.base.errors import CheckpointError
-from vitrail.checkpoint.files.raw_contents import read_raw_contents
+from vitrail.checkpoint.weight_files import read_raw_contents
 
 TENSORS = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
 BOMB_BYTES = 6 * 10**7

@@ -197,7 +197,7 @@ class TimeoutError(BaseException):  # noqa: A001
 
 def main(folder: Path, count: int) -> None:
     from vitrail.base.errors import CheckpointError
-    from vitrail.checkpoint.files.raw_contents import read_raw_contents
+    from vitrail.checkpoint.weight_files import read_raw_contents
 
     def overdue(*_: Any) -> None:
         raise TimeoutError(f"more than {TIME_LIMIT} s")

@@ -8,7 +8,7 @@ import torch
 
 import vitrail
 from vitrail.caption_loading import LoadedCaptionModel, open_caption_model
-from vitrail.checkpoint.caption_folder import write_caption_model
+from vitrail.checkpoint.writing import write_caption_model
 from vitrail.data.captions.captions import CaptionedImages, CaptionSplits, open_collages
 from vitrail.data.captions.collages import COLLAGE_SIDE, CollageImages
 from vitrail.data.images.preprocessing import Preprocessing

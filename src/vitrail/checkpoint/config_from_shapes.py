@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.base.errors import CheckpointError
-from vitrail.checkpoint.family_sources import get_field_defaults
+from vitrail.checkpoint.family_recognition import get_field_defaults
 from vitrail.models.base.checkpoint_side import InferredConfig, TensorShapes
 from vitrail.models.base.family import Family
 from vitrail.models.catalog.family_index import list_family_entries, list_published_heads

@@ -17,16 +17,16 @@ from urllib.request import getproxies, proxy_bypass
 
 from vitrail.base.errors import CheckpointError, describe_error, missing_package_error
 from vitrail.base.files import file_checksum, get_cache_folder
-from vitrail.checkpoint.files.weight_folders import (
+from vitrail.checkpoint.weight_folders import (
     CONFIG_FILE,
     INDEX_SUFFIX,
     PREPROCESSOR_FILE,
+    TOKENIZER_FILE,
     WEIGHT_FILES,
     find_weight_files,
     list_shards,
     read_json_if_exists,
 )
-from vitrail.checkpoint.tokenizer_file import TOKENIZER_FILE
 
 HUB_PREFIX = "hf-hub:"
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.+/-]*))?", re.ASCII)

@@ -16,10 +16,10 @@ from vitrail.base.files import write_atomically
 from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.config_from_shapes import find_assumptions, infer_config, parse_image_size
 from vitrail.checkpoint.description import TYPE_NAMES, Description
-from vitrail.checkpoint.files.raw_contents import WRAPPER_KEYS, RawContents
 from vitrail.checkpoint.layouts import SOURCE_NAMES
 from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
 from vitrail.checkpoint.resample import ResamplingPolicy
+from vitrail.checkpoint.weight_files import WRAPPER_KEYS, RawContents
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checkpoint_side import SourceNames
 from vitrail.models.base.family import Family

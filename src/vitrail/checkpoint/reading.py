@@ -16,8 +16,7 @@ from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import get_built_in_family
-from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
+from vitrail.checkpoint.family_recognition import get_built_in_family
 from vitrail.checkpoint.layout import (
     LAYOUT_KEY,
     LAYOUT_NAMED_KEY,
@@ -26,16 +25,21 @@ from vitrail.checkpoint.layout import (
     TranslatedCheckpoint,
     detect_layout,
 )
-from vitrail.checkpoint.load_report import LoadReport, format_assumptions
 from vitrail.checkpoint.model_location import (
     UNVERIFIED,
     find_location_warnings,
     find_named_weights,
     locate_or_download_checkpoint,
 )
-from vitrail.checkpoint.pretrained_files import add_timm_config, get_known_labels
 from vitrail.checkpoint.resample import INTERPOLATION_RULES, ResamplingPolicy
-from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, adapt_weights, check_adaptable
+from vitrail.checkpoint.weight_adaptation import (
+    CHANGEABLE_FIELDS,
+    LoadReport,
+    adapt_weights,
+    check_adaptable,
+    format_assumptions,
+)
+from vitrail.checkpoint.weight_files import RawContents, read_raw_contents
 from vitrail.data.images.class_names import IMAGENET, list_imagenet_labels
 from vitrail.models.base.checks import ImageConfig, pair
 from vitrail.models.base.contract import check_reads_images
@@ -233,6 +237,23 @@ def read_named_contents(path: str | Path) -> tuple[RawContents, Path]:
     return replace(contents, weights=weights or find_weights_by_file_name(Path(path))), place
 
 
+def add_timm_config(contents: RawContents, weights: PretrainedWeights) -> RawContents:
+    """The contents with the architecture and preprocessing of the table in config.json, as far as it lacks them."""
+    config = contents.config or {}
+    known: dict[str, Any] = {
+        "input_size": [len(weights.mean), weights.image_size, weights.image_size],
+        "crop_pct": weights.crop,
+        "crop_mode": "squash" if weights.fit == "squash" else "center",
+        "interpolation": weights.interpolation,
+        "mean": list(weights.mean),
+        "std": list(weights.std),
+    }
+    given = config.get("pretrained_cfg")
+    if isinstance(given, dict):
+        known |= {name: value for name, value in given.items() if value is not None}
+    return replace(contents, config={"architecture": weights.preset, **config, "pretrained_cfg": known})
+
+
 def translate_with_layout(
     contents: RawContents, layout: Layout, fields: Mapping[str, Any], where: str, *, named: bool = False
 ) -> TranslatedCheckpoint:
@@ -279,6 +300,13 @@ def add_known_labels(translated: TranslatedCheckpoint, weights: PretrainedWeight
     if weights is None and classes == len(list_imagenet_labels()):
         labels, assumed = list_imagenet_labels(), {**assumed, "labels": IMAGENET}
     return replace(translated, description=replace(description, labels=labels), assumed=assumed)
+
+
+def get_known_labels(weights: PretrainedWeights | None, classes: int) -> tuple[str, ...] | None:
+    """The names of ImageNet's classes for weights that were trained on it."""
+    if weights is None or not weights.has_imagenet_classes or classes != len(list_imagenet_labels()):
+        return None
+    return list_imagenet_labels()
 
 
 def drop_mismatched_labels(translated: TranslatedCheckpoint) -> TranslatedCheckpoint:

@@ -1,4 +1,4 @@
-"""Write a model as a checkpoint of any layout that can represent it. Files are written atomically."""
+"""Write a model as a checkpoint of any layout that can represent it, or a captioner. Files are written atomically."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,22 @@ from torch import Tensor, nn
 from vitrail import __version__
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, get_built_in_family, has_layout
+from vitrail.checkpoint.family_recognition import choose_source, get_built_in_family, has_layout
 from vitrail.checkpoint.layout import OWN_LAYOUT, Layout, get_layout, list_layouts
 from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
-from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum, write_tokenizer_file
+from vitrail.checkpoint.weight_folders import (
+    DECODER_FOLDER,
+    ENCODER_FOLDER,
+    compute_tokenizer_checksum,
+    write_tokenizer_file,
+)
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import Model, unwrap_compiled
 from vitrail.models.base.family import Family
 from vitrail.models.catalog.catalog import find_config_family
+from vitrail.models.text.caption_model import CaptionModel
 
 GELU_NAMES = ("gelu", "gelu_tanh", "quick_gelu")
 
@@ -201,3 +207,25 @@ def find_model_family(model: nn.Module) -> Family:
         return family
     kind = type(model).__name__
     raise CheckpointError(f"{kind} is not a model of the package; pass family=…, the FAMILY of its module")
+
+
+def write_caption_model(
+    model: CaptionModel,
+    folder: Path,
+    *,
+    preprocessing: Preprocessing,
+    tokenizer: str,
+    provenance: Mapping[str, Any] | None = None,
+    resampling: ResamplingPolicy = "timm",
+    family: Family | None = None,
+) -> None:
+    """Write both parts; `tokenizer` is the text of a tokenizer.json, `family` that of an encoder from outside."""
+    write(
+        model.encoder,
+        folder / ENCODER_FOLDER,
+        preprocessing=preprocessing,
+        provenance=provenance,
+        resampling=resampling,
+        family=family,
+    )
+    write(model.decoder, folder / DECODER_FOLDER, tokenizer=tokenizer, provenance=provenance)

@@ -89,7 +89,7 @@ def convert(
     from vitrail.checkpoint import read, write
     from vitrail.checkpoint.model_location import locate_or_download_checkpoint
     from vitrail.checkpoint.run_files import find_finished_run
-    from vitrail.checkpoint.tokenizer_file import read_tokenizer_file
+    from vitrail.checkpoint.weight_folders import read_tokenizer_file
     from vitrail.cli import name_options
     from vitrail.opening import choose_preprocessing, refuse_load_arguments_as_fields
     from vitrail.tasks.pretraining.pretraining import read_part_tensors

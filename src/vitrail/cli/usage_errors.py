@@ -71,7 +71,7 @@ def find_arguments(error: CycloptsError) -> Iterable[Any]:
 
 def choose_option(argument: str, known: Sequence[str]) -> str | None:
     """The option that an argument without a name is probably meant for: a run, a model or data."""
-    from vitrail.checkpoint.argument_order import is_model
+    from vitrail.checkpoint.model_location import is_model
     from vitrail.checkpoint.run_files import is_run_folder
 
     meant = ["--resume"] if is_run_folder(Path(argument)) else ["--init"] if is_model(argument) else []
@@ -122,7 +122,7 @@ def find_nearest(given: str, known: Iterable[str], kind: Literal["commands", "op
 
 def check_arguments(command: str, model: str, images: Sequence[str]) -> None:
     """Refuse an image in the place of the model, and misspelt options, which are parsed as images like - for stdin."""
-    from vitrail.checkpoint.argument_order import refuse_image_as_model
+    from vitrail.checkpoint.model_location import refuse_image_as_model
 
     refuse_image_as_model(model)
     for each in images:

@@ -25,7 +25,7 @@ from vitrail.base.errors import CheckpointError, describe_error
 from vitrail.base.files import file_checksum, write_text
 from vitrail.base.json_yaml import add_checksum
 from vitrail.base.text import format_count
-from vitrail.checkpoint.tokenizer_file import TOKENIZER_FILE
+from vitrail.checkpoint.weight_folders import TOKENIZER_FILE
 from vitrail.data.text.batches import TokenRows
 from vitrail.data.text.tatoeba import TATOEBA_LANGUAGES, read_tatoeba
 from vitrail.data.text.tokenizer import TextTokenizer

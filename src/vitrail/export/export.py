@@ -14,7 +14,7 @@ from torch import nn
 
 from vitrail.base.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
 from vitrail.base.progress import track_progress
-from vitrail.checkpoint.files.checksums import checksum_tensors
+from vitrail.checkpoint.checksums import checksum_tensors
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.photos.photo_crops import make_photo_crops
 from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images

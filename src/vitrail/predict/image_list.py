@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vitrail.base.errors import ConfigError, DataError, describe_error
 from vitrail.base.text import format_count
-from vitrail.checkpoint.argument_order import model_as_image_error
+from vitrail.checkpoint.model_location import model_as_image_error
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.images.formats.class_folders import SymlinkGuard, is_folder_entry, is_image_name
 from vitrail.data.images.image_items import ImageItem

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.files import suggest_sibling
-from vitrail.checkpoint.argument_order import is_image_file
+from vitrail.checkpoint.model_location import is_image_file
 from vitrail.data.text.text_files import MAX_FILE_BYTES, read_sentences, split_lines
 
 STDIN, ARGUMENT = "-", "text"  # names of the sources of sentences that are not files

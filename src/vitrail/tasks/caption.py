@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, format_install_command
-from vitrail.checkpoint.caption_folder import write_caption_model
+from vitrail.checkpoint.writing import write_caption_model
 from vitrail.data.batch import Batch
 from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.augment.config import Augmentation

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.base.text import format_count
-from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum
+from vitrail.checkpoint.weight_folders import compute_tokenizer_checksum
 from vitrail.data.batch import Batch
 from vitrail.data.captions.caption_batches import EncodedCaptions
 from vitrail.data.captions.captions import CaptionSplits

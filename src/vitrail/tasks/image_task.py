@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import get_built_in_family
+from vitrail.checkpoint.family_recognition import get_built_in_family
 from vitrail.checkpoint.reading import Checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.images.array_dataset import ArrayDataset

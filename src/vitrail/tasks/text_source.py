@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from vitrail.base.text import format_count
-from vitrail.checkpoint.tokenizer_file import compute_tokenizer_checksum
+from vitrail.checkpoint.weight_folders import compute_tokenizer_checksum
 from vitrail.data.batch import Batch
 from vitrail.data.text.batches import EncodedPairs, PairBatches, load_validation_batches
 from vitrail.data.text.pairs import PairSplits

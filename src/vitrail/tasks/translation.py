@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.base.errors import ConfigError, format_install_command
-from vitrail.checkpoint.family_sources import get_built_in_family
+from vitrail.checkpoint.family_recognition import get_built_in_family
 from vitrail.data.batch import Batch
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.text.tokenizer import TRAINERS, TextTokenizer

@@ -13,7 +13,7 @@ from torch import Tensor
 import vitrail
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.sincos_tables import make_sincos_table
+from vitrail.checkpoint.family_recognition import make_sincos_table
 
 
 def toy(**fields: Any) -> Any:

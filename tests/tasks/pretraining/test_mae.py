@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.sincos_tables import make_sincos_table
+from vitrail.checkpoint.family_recognition import make_sincos_table
 from vitrail.cli.convert import convert
 from vitrail.data.batch import Batch
 from vitrail.data.images.preprocessing import Preprocessing

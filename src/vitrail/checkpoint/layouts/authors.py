@@ -9,9 +9,9 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, get_source, recognize_source
-from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.family_recognition import choose_source, get_source, recognize_source
 from vitrail.checkpoint.layouts import timm
+from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checkpoint_side import SourceNames
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, get_source, is_outside_layout, recognize_source
-from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.family_recognition import choose_source, get_source, is_timm_family_unknown_to, recognize_source
 from vitrail.checkpoint.layouts import timm
 from vitrail.checkpoint.name_table import add_name_prefix
+from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
 
 NAME = "deit"
@@ -23,7 +23,7 @@ NAME = "deit"
 def matches(contents: RawContents) -> bool:
     names = layout.strip_common_prefixes(contents.tensors, *timm.WRAPPER_PREFIXES)
     found, wrapped = recognize_source(NAME, names), contents.wrapper in ("model", "model_ema")
-    if found is None or is_outside_layout(NAME, names):
+    if found is None or is_timm_family_unknown_to(NAME, names):
         return False
     if found[1].details.get("named_as_in_timm"):
         return wrapped

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, get_source, is_outside_layout
-from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.family_recognition import choose_source, get_source, is_timm_family_unknown_to
 from vitrail.checkpoint.layouts import timm
+from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
 
 NAME = "dino"
@@ -39,7 +39,7 @@ def matches(contents: RawContents) -> bool:
     own = contents.wrapper == "teacher" or (find_dinov2_tensor_names(names) and not other)
     others = ("head", "dist_token", "reg_token", "fc_norm", "attn_pool", "patch_embed.backbone", "blocks_token_only")
     flat = contents.kind == "pickle" and not contents.wrapper and not any(name.startswith(others) for name in names)
-    return "patch_embed.proj.weight" in names and bool(own or flat) and not is_outside_layout(NAME, names)
+    return "patch_embed.proj.weight" in names and bool(own or flat) and not is_timm_family_unknown_to(NAME, names)
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

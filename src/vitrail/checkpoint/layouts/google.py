@@ -16,9 +16,9 @@ from vitrail.base.files import write_atomically
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, get_source
-from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.family_recognition import choose_source, get_source
 from vitrail.checkpoint.name_table import convert_to_their_tensors
+from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.names.flax_names import BIG_VISION_POSITIONS, NEW_PART_NAMES, OLD_PART_NAMES, POSITIONS
 from vitrail.models.parts.vit_positions import FIXED_TABLES

@@ -14,7 +14,7 @@ from vitrail.base.errors import CheckpointError
 from vitrail.base.files import make_folder, write_text
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import (
+from vitrail.checkpoint.family_recognition import (
     FamilySource,
     choose_source,
     list_sources,
@@ -22,9 +22,9 @@ from vitrail.checkpoint.family_sources import (
     recognize_source,
     wrong_layout_error,
 )
-from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES
 from vitrail.checkpoint.name_table import add_name_prefix
+from vitrail.checkpoint.weight_files import RawContents
+from vitrail.checkpoint.weight_folders import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checkpoint_side import SourceNames
 from vitrail.models.base.checks import pair

@@ -14,10 +14,10 @@ from vitrail.base.errors import CheckpointError
 from vitrail.base.files import make_folder, write_atomically, write_text
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, get_source, recognize_source
-from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES
+from vitrail.checkpoint.family_recognition import choose_source, get_source, recognize_source
 from vitrail.checkpoint.name_table import convert_to_their_tensors
+from vitrail.checkpoint.weight_files import RawContents
+from vitrail.checkpoint.weight_folders import CONFIG_FILE, PREPROCESSOR_FILE, WEIGHT_FILES
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checks import pair
 

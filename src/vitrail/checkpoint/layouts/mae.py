@@ -9,11 +9,10 @@ from torch import Tensor
 
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, get_source, is_outside_layout
-from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.family_recognition import choose_source, get_source, is_sincos_table, is_timm_family_unknown_to
 from vitrail.checkpoint.layouts import deit, timm
 from vitrail.checkpoint.name_table import convert_to_our_tensors
-from vitrail.checkpoint.sincos_tables import is_sincos_table
+from vitrail.checkpoint.weight_files import RawContents
 from vitrail.models.base.name_entries import make_entry
 from vitrail.models.names.hf_names import HF_VIT_TABLE
 
@@ -29,7 +28,7 @@ def matches(contents: RawContents) -> bool:
     own = "decoder_embed.weight" in names or (contents.wrapper == "model" and ("head.weight" not in names or tuned))
     others = {"dist_token", "blocks.0.gamma_1", "blocks.0.ls1.gamma", "reg_token", "attn_pool.latent"}
     own = own and "patch_embed.proj.weight" in names and not others & names.keys()
-    return own and not is_outside_layout(NAME, names)
+    return own and not is_timm_family_unknown_to(NAME, names)
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:

@@ -14,10 +14,9 @@ from torch import Tensor
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source, get_source
-from vitrail.checkpoint.files.raw_contents import RawContents
+from vitrail.checkpoint.family_recognition import choose_source, find_source, get_source, is_sincos_table
 from vitrail.checkpoint.name_table import add_name_prefix
-from vitrail.checkpoint.sincos_tables import is_sincos_table
+from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
 
 NAME = "moco"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.files.raw_contents import RawContents
 from vitrail.checkpoint.layout import Layout, TranslatedCheckpoint
 from vitrail.checkpoint.layouts import t2t
+from vitrail.checkpoint.weight_files import RawContents
 
 LAYOUT_NAME = "t2t_by_width"
 

@@ -14,9 +14,9 @@ from vitrail.base.errors import CheckpointError
 from vitrail.base.files import make_folder, write_text
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import choose_source, find_source, recognize_source
-from vitrail.checkpoint.files.raw_contents import RawContents
-from vitrail.checkpoint.files.weight_folders import CONFIG_FILE, WEIGHT_FILES
+from vitrail.checkpoint.family_recognition import choose_source, find_source, recognize_source
+from vitrail.checkpoint.weight_files import RawContents
+from vitrail.checkpoint.weight_folders import CONFIG_FILE, WEIGHT_FILES
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checkpoint_side import SourceNames
 from vitrail.models.base.family import Family

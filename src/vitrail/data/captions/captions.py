@@ -13,7 +13,7 @@ from vitrail.base.text import escape_unprintable, format_count
 from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.array_dataset import NO_LABEL
 from vitrail.data.images.datasets import ImageDataset
-from vitrail.data.images.formats.class_folders import FileDataset, is_image_name, join_names, list_entries
+from vitrail.data.images.formats.class_folders import FileDataset, is_image_name, list_entries, quote_names
 from vitrail.data.images.image_items import evenly_spaced_indices
 from vitrail.data.text.text_files import read_text_lines
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
@@ -206,9 +206,9 @@ def open_captions(data: str | Path | CaptionSplits, *, seed: int = 0, val_share:
     folder = find_image_folder(every, files)
     missing = find_missing_images(folder, every)
     if missing:
-        notes.append(f"{format_count(len(missing), 'image')} with captions missing in {folder}: {join_names(missing)}")
+        notes.append(f"{format_count(len(missing), 'image')} with captions missing in {folder}: {quote_names(missing)}")
     if others := list_images_without_captions(folder, set(every)):
-        notes.append(f"{format_count(len(others), 'image')} without a caption not used: {join_names(others)}")
+        notes.append(f"{format_count(len(others), 'image')} without a caption not used: {quote_names(others)}")
     for name in missing:
         for part in captions.values():
             part.pop(name, None)
@@ -229,7 +229,7 @@ def read_table(path: Path, notes: list[str]) -> dict[str, list[str]]:
     without = [name for name, each in captions.items() if not each]
     notes += found
     if without:
-        notes.append(f"{path.name}: {format_count(len(without), 'image')} without a caption: {join_names(without)}")
+        notes.append(f"{path.name}: {format_count(len(without), 'image')} without a caption: {quote_names(without)}")
     return {name: each for name, each in captions.items() if each}
 
 
@@ -239,7 +239,7 @@ def find_missing_images(folder: Path, names: Sequence[str]) -> list[str]:
     if len(missing) > MAX_MISSING_SHARE * len(names):
         raise DataError(
             f"{len(missing)} of {format_count(len(names), 'image')} with captions are missing in {folder}: "
-            f"{join_names(missing)}; add these images, or remove their captions"
+            f"{quote_names(missing)}; add these images, or remove their captions"
         )
     return missing
 
@@ -275,7 +275,9 @@ def take_listed_images(
     for part, path in lists.items():
         names = read_list(path)
         if without := [name for name in names if name not in captions]:
-            notes.append(f"{path.name}: {format_count(len(without), 'image')} without a caption: {join_names(without)}")
+            notes.append(
+                f"{path.name}: {format_count(len(without), 'image')} without a caption: {quote_names(without)}"
+            )
         parts[part] = {name: captions[name] for name in names if name in captions}
     if unlisted := len(captions.keys() - {name for part in parts.values() for name in part}):
         notes.append(f"{format_count(unlisted, 'image')} in none of the lists not used")
@@ -287,7 +289,7 @@ def check_parts_are_disjoint(parts: Mapping[str, Mapping[str, list[str]]]) -> No
     for part, captions in parts.items():
         if twice := [name for name in captions if owners.setdefault(name, part) != part]:
             raise DataError(
-                f"{format_count(len(twice), 'image')} of {owners[twice[0]]} also in {part}: {join_names(twice)}; "
+                f"{format_count(len(twice), 'image')} of {owners[twice[0]]} also in {part}: {quote_names(twice)}; "
                 "expected each image in one part"
             )
 

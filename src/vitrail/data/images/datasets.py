@@ -22,7 +22,7 @@ from vitrail.data.images.array_dataset import NO_LABEL, ArrayDataset, check_labe
 from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.formats import cifar, mnist_idx
-from vitrail.data.images.formats.class_folders import FileDataset, join_names, list_entries, read_class_folders
+from vitrail.data.images.formats.class_folders import FileDataset, list_entries, quote_names, read_class_folders
 from vitrail.data.images.formats.imagenet_real import read_real_labels
 from vitrail.data.images.image_items import evenly_spaced_indices
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
@@ -357,7 +357,7 @@ def split_dataset(
     if share in (0, 1):
         return train, val, []
     single = [dataset.classes[label] for label in np.flatnonzero(np.bincount(labels[labels != NO_LABEL]) == 1)]
-    notes = [f"only one image of {join_names(single)}; not validated"] if single else []
+    notes = [f"only one image of {quote_names(single)}; not validated"] if single else []
     return train, val, [*notes, f"{held_out.sum()} of {len(held_out)} images held out for validation, by seed {seed}"]
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.checkpoint.files.checksums import checksum_tensors
+from vitrail.checkpoint.checksums import checksum_tensors
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.exported_model import ExportedModel
 from vitrail.export.exported_module import ExportedModule

@@ -12,10 +12,10 @@ from vitrail.base.errors import CheckpointError, describe_error
 from vitrail.base.files import check_regular_file, file_checksum, read_text
 from vitrail.base.json_yaml import CHECKSUM_KEY as JSON_CHECKSUM_KEY
 from vitrail.base.json_yaml import parse_json, verify_and_remove_checksum
-from vitrail.checkpoint.files.checksums import CHECKSUM_KEY, matches_header_checksum
-from vitrail.checkpoint.files.raw_contents import read_weight_file
-from vitrail.checkpoint.files.weight_folders import CONFIG_FILE
+from vitrail.checkpoint.checksums import CHECKSUM_KEY, matches_header_checksum
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, MODEL_FOLDER, is_run_folder
+from vitrail.checkpoint.weight_files import read_weight_file
+from vitrail.checkpoint.weight_folders import CONFIG_FILE
 
 CHECKSUMMED_NAME = re.compile(r"(config|run)\.json|.*\.safetensors")
 ChecksumVerdict = Literal["intact", "damaged", "no checksum"]

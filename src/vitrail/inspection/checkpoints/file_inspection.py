@@ -13,10 +13,8 @@ from vitrail.base.errors import CheckpointError, unknown_name_error
 from vitrail.base.text import abbreviate_list, format_table, make_printable
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_sources import get_built_in_family
-from vitrail.checkpoint.files.weight_folders import find_weight_files
+from vitrail.checkpoint.family_recognition import get_built_in_family
 from vitrail.checkpoint.layout import TranslatedCheckpoint, detect_layout
-from vitrail.checkpoint.load_report import format_fields
 from vitrail.checkpoint.reading import (
     TRAINED_SIZE,
     build_meta_model,
@@ -24,7 +22,8 @@ from vitrail.checkpoint.reading import (
     read_named_contents,
     translate_with_layout,
 )
-from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS
+from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, format_fields
+from vitrail.checkpoint.weight_folders import find_weight_files
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.inspection.checkpoints.checksum_verification import FileCheck, verify_checksums
 from vitrail.inspection.checkpoints.weight_checks import (

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vitrail.base.errors import ConfigError, DataError
-from vitrail.checkpoint.files.raw_contents import read_raw_contents
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, is_run_folder
+from vitrail.checkpoint.weight_files import read_raw_contents
 from vitrail.data.batch import Batch
 from vitrail.data.images.datasets import DatasetSubset, ImageDataset
 from vitrail.data.images.loader import evaluation_batches

@@ -12,7 +12,7 @@ from support.toy_datasets import random_array, write_class_folders, write_image
 from vitrail.base.errors import DataError
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, open_data
 from vitrail.data.images.decoding.rgb_image import open_image
-from vitrail.data.images.formats.class_folders import IMAGE_SUFFIXES, FileDataset, join_names
+from vitrail.data.images.formats.class_folders import IMAGE_SUFFIXES, FileDataset, quote_names
 
 
 def names(data: DatasetSplits) -> dict[str, list[str]]:
@@ -204,8 +204,8 @@ def test_invalid_labels_are_refused() -> None:
 
 
 def test_long_lists_of_names_are_shortened() -> None:
-    assert join_names(["a", "b"]) == "'a', 'b'"
-    assert join_names([str(number) for number in range(7)]) == "'0', '1', '2', '3', '4' and 2 more"
+    assert quote_names(["a", "b"]) == "'a', 'b'"
+    assert quote_names([str(number) for number in range(7)]) == "'0', '1', '2', '3', '4' and 2 more"
 
 
 def test_images_of_every_mode_are_decoded(tmp_path: Path) -> None:

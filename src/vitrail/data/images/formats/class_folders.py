@@ -90,7 +90,7 @@ class ClassFolderScan:
     def make_notes(self) -> Iterator[str]:
         empty = sorted(name for name, files in self.images_by_class.items() if not files)
         if empty:
-            yield f"{self.folder}: no images in {join_names(empty)}; skipped"
+            yield f"{self.folder}: no images in {quote_names(empty)}; skipped"
         if self.images_outside:
             yield f"{self.folder}: skipped {format_count(self.images_outside, 'image')} outside the class folders"
         yield from note_other_files(self.folder, self.other_files)
@@ -147,7 +147,7 @@ def find_train_and_val_folders(root: Path) -> tuple[Path | None, Path | None, li
     ]
     val = folders[labelled[0]] if labelled else None
     unused = sorted(folder.name for folder in folders.values() if folder not in (train, val))
-    return train, val, [f"{root}: {join_names(unused)} not used"] if unused else []
+    return train, val, [f"{root}: {quote_names(unused)} not used"] if unused else []
 
 
 def read_without_classes(
@@ -256,14 +256,14 @@ def compare_train_and_val_classes(train: ClassFolderScan, val: ClassFolderScan) 
     untrained = sorted(set(val.classes) - set(train.classes))
     if untrained:
         expected = f"expected only classes that {train.folder} has images of: move some there, or remove these"
-        raise DataError(f"{val.folder} has images of {join_names(untrained)}; {expected}")
+        raise DataError(f"{val.folder} has images of {quote_names(untrained)}; {expected}")
     missing = sorted(set(train.classes) - set(val.classes))
     if missing:
-        yield f"{val.folder}: no images of {join_names(missing)}; they are not validated"
+        yield f"{val.folder}: no images of {quote_names(missing)}; they are not validated"
     single = [name for name in train.classes if len(train.images_by_class[name]) == 1]
     if single:
-        yield f"{train.folder}: only one image of {join_names(single)}"
+        yield f"{train.folder}: only one image of {quote_names(single)}"
 
 
-def join_names(names: Sequence[str], most: int = 5) -> str:
+def quote_names(names: Sequence[str], most: int = 5) -> str:
     return abbreviate_list([repr(name) for name in names], most)

@@ -25,8 +25,8 @@ from vitrail.base.errors import CheckpointError, describe_error
 from vitrail.base.files import open_regular_file_descriptor, suggest_sibling
 from vitrail.base.machine import count_cores
 from vitrail.base.pickle_reader import MAX_PICKLE_BYTES, BoundedStream, ForbiddenGlobalError, PickleError
-from vitrail.checkpoint.argument_order import image_as_model_error
-from vitrail.checkpoint.files.torch_pickles import (
+from vitrail.checkpoint.model_location import image_as_model_error
+from vitrail.checkpoint.torch_files import (
     MAX_SIZE_RATIO,
     SIZE_ALLOWANCE,
     StorageLocation,
@@ -35,7 +35,7 @@ from vitrail.checkpoint.files.torch_pickles import (
     TorchPickleReader,
     UnsupportedTensor,
 )
-from vitrail.checkpoint.files.weight_folders import (
+from vitrail.checkpoint.weight_folders import (
     CONFIG_FILE,
     MAX_JSON_BYTES,
     PREPROCESSOR_FILE,
@@ -43,7 +43,7 @@ from vitrail.checkpoint.files.weight_folders import (
     find_weight_files,
     read_json_if_exists,
 )
-from vitrail.checkpoint.files.zip_archives import (
+from vitrail.checkpoint.zip_archives import (
     check_zip_directory,
     check_zip_entries,
     fill_memory_at_offset,

@@ -17,8 +17,7 @@ import vitrail
 from vitrail.base.errors import CheckpointError, CheckpointWarning
 from vitrail.base.files import get_cache_folder
 from vitrail.checkpoint import read
-from vitrail.checkpoint.model_location import locate_or_download_checkpoint
-from vitrail.checkpoint.pretrained_files import RESTRICTED_LICENSES
+from vitrail.checkpoint.model_location import RESTRICTED_LICENSES, locate_or_download_checkpoint
 from vitrail.data.images.class_names import expand_imagenet_labels, list_imagenet_labels, read_imagenet_classes
 from vitrail.inspection.checkpoints.file_inspection import inspect_file
 from vitrail.models.catalog.pretrained import read_pretrained_table

@@ -21,7 +21,7 @@ from support.bad_checkpoints import (
 )
 from torch import Tensor, nn
 
-from vitrail.checkpoint.files.raw_contents import read_raw_contents
+from vitrail.checkpoint.weight_files import read_raw_contents
 
 
 def make_training_checkpoint() -> dict[Any, Any]:

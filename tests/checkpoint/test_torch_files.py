@@ -27,7 +27,7 @@ from support.bad_checkpoints import (
     zip_pickle,
 )
 
-from vitrail.checkpoint.files.raw_contents import read_raw_contents
+from vitrail.checkpoint.weight_files import read_raw_contents
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])

@@ -1,7 +1,11 @@
-"""Find the family of a file by the names of its tensors, and the names of a family in a layout."""
+"""Find the family of a file by the names of its tensors and its fixed positions, and its name table in a layout."""
 
 from collections.abc import Collection
+from math import isqrt
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from vitrail.base.errors import CheckpointError, unknown_name_error
 from vitrail.base.text import abbreviate_list
@@ -14,6 +18,7 @@ from vitrail.models.catalog.family_index import SourceEntry, list_family_entries
 
 FamilySource = tuple[Family, SourceNames]
 FoundSource = tuple[str, SourceEntry]  # the name of a family that is not imported yet
+TABLE_TOLERANCE = 1e-3  # tables may be stored in half precision
 
 
 def get_built_in_family(name: str, where: str) -> Family:
@@ -39,7 +44,7 @@ def has_layout(family: Family, layout: str) -> bool:
     return any(each.layout == layout for each in family.checkpoint.sources)
 
 
-def is_outside_layout(layout: str, names: Collection[str]) -> bool:
+def is_timm_family_unknown_to(layout: str, names: Collection[str]) -> bool:
     """Whether tensors have timm's names, those of a family that this layout does not have: a hybrid, a Swin, a BEiT."""
     found = recognize_source("timm", names)
     return found is not None and all(name != found[0] for name, _ in list_sources(layout))
@@ -99,3 +104,28 @@ def choose_source(layout: str, description: Description) -> FamilySource:
 def get_field_defaults(family: Family) -> dict[str, Any]:
     """Fields of a family's config with their defaults."""
     return {name: each.default for name, each in family.config.__dataclass_fields__.items()}
+
+
+def make_sincos_table(side: int, width: int, *, columns_first: bool) -> Tensor:
+    """Sines and cosines of one axis, then of the other, after a zero row for the class token: (1, 1 + side², D).
+
+    MAE puts the columns first, MoCo v3 the rows.
+    """
+    rates = 1 / 10_000 ** (torch.arange(width // 4) / (width // 4))
+    angles = torch.arange(side)[:, None] * rates
+    axis = torch.cat((angles.sin(), angles.cos()), dim=1)
+    rows, columns = axis.repeat_interleave(side, dim=0), axis.repeat(side, 1)
+    patches = torch.cat((columns, rows) if columns_first else (rows, columns), dim=1)
+    return torch.cat((torch.zeros(1, patches.shape[1]), patches))[None]
+
+
+def is_sincos_table(table: Tensor | None, *, columns_first: bool) -> bool:
+    """Whether this is the table for a square of at least 2×2 patches."""
+    if table is None or table.ndim != 3 or table.shape[0] != 1 or not table.is_floating_point() or table.is_meta:
+        return False
+    side, width = isqrt(max(table.shape[1] - 1, 0)), table.shape[2]
+    if side < 2 or side * side + 1 != table.shape[1] or width % 4 or not width:
+        return False
+    return torch.allclose(
+        table.float(), make_sincos_table(side, width, columns_first=columns_first), rtol=0, atol=TABLE_TOLERANCE
+    )

@@ -36,7 +36,7 @@ from support.bad_checkpoints import (
 )
 
 from vitrail.base.errors import CheckpointError
-from vitrail.checkpoint.files.raw_contents import RawContents, read_raw_contents
+from vitrail.checkpoint.weight_files import RawContents, read_raw_contents
 
 
 @pytest.mark.parametrize("name", VALID_FILES)
@@ -166,7 +166,7 @@ def test_tensors_stay_after_their_file_is_deleted(tmp_path: Path) -> None:
 CHANGE_FILES = """
 import sys
 from pathlib import Path
-from vitrail.checkpoint.files.raw_contents import read_raw_contents
+from vitrail.checkpoint.weight_files import read_raw_contents
 
 for name in sys.argv[1:]:
     path = Path(name)
@@ -268,7 +268,7 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 import torch, numpy, safetensors.torch
-from vitrail.checkpoint.files.raw_contents import read_raw_contents
+from vitrail.checkpoint.weight_files import read_raw_contents
 from vitrail.base.errors import CheckpointError
 
 def peak():

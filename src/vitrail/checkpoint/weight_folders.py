@@ -1,10 +1,11 @@
-"""Folders as on a hub: weights in one or more files, config.json, preprocessor_config.json. torch is not imported."""
+"""Folders as on a hub: files of weights, config.json, preprocessor_config.json, tokenizer.json. No torch is imported."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from vitrail.base.errors import CheckpointError, describe_error
-from vitrail.base.files import WEIGHTS_FILE_SUFFIXES, read_text
+from vitrail.base.files import WEIGHTS_FILE_SUFFIXES, make_folder, read_text, write_text
 from vitrail.base.json_yaml import parse_json
 from vitrail.base.text import abbreviate_list
 
@@ -14,6 +15,8 @@ WEIGHT_SUFFIXES = (*WEIGHTS_FILE_SUFFIXES, ".th")
 CAPTIONER_FOLDERS = ENCODER_FOLDER, DECODER_FOLDER = "encoder", "decoder"  # a captioner has two models
 INDEX_SUFFIX = ".index.json"  # lists the files of weights that are split
 MAX_JSON_BYTES = 2**22  # also for the header of a safetensors file
+TOKENIZER_FILE = "tokenizer.json"
+MAX_TOKENIZER_BYTES = 2**26
 
 
 def find_weight_files(folder: Path) -> list[Path]:
@@ -71,3 +74,28 @@ def read_json_if_exists(path: Path) -> dict[str, Any] | None:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} contains a {type(data).__name__}; expected a JSON object")
     return data
+
+
+def compute_tokenizer_checksum(text: str) -> str:
+    """SHA-256 of the contents of tokenizer.json."""
+    return sha256(text.encode()).hexdigest()
+
+
+def write_tokenizer_file(folder: Path, text: str) -> None:
+    make_folder(folder)
+    write_text(folder / TOKENIZER_FILE, text)
+
+
+def read_tokenizer_file(place: Path, checksum: str | None) -> tuple[str, Path]:
+    """The text of tokenizer.json in a folder, or next to a file of weights, once its checksum is verified; its path."""
+    path = (place if place.is_dir() else place.parent) / TOKENIZER_FILE
+    try:
+        text = read_text(path, MAX_TOKENIZER_BYTES)
+    except (OSError, ValueError) as error:
+        missing = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {describe_error(error)}"
+        raise CheckpointError(f"{path} {missing}; expected the tokenizer that the model was trained with") from None
+    if checksum is not None and compute_tokenizer_checksum(text) != checksum:
+        raise CheckpointError(
+            f"{path} is not the tokenizer that the model was trained with: its checksum differs; restore the file"
+        )
+    return text, path

@@ -22,7 +22,7 @@ from support.bad_checkpoints import (
     zip_pickle,
 )
 
-from vitrail.checkpoint.files.raw_contents import read_raw_contents
+from vitrail.checkpoint.weight_files import read_raw_contents
 
 
 def test_object_arrays_are_refused(tmp_path: Path) -> None:
