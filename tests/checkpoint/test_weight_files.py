@@ -1,6 +1,5 @@
 """Files without weights are refused in one line that names them, without blocking or filling the memory."""
 
-import errno
 import json
 import os
 import pickle
@@ -8,7 +7,6 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,28 +129,6 @@ def test_paths_that_are_not_files_are_refused(tmp_path: Path) -> None:
         read_raw_contents(tmp_path / ("long" * 1000))
     with pytest.raises(CheckpointError, match=r"does not exist"):
         read_raw_contents(tmp_path / "null\0byte")
-
-
-def raise_file_not_found(*_: Any, **__: Any) -> Any:
-    raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
-
-def always(answer: bool) -> Callable[[Path], bool]:
-    return lambda _: answer
-
-
-def test_a_file_that_disappears_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, save in VALID_FILES.items():
-        save(tmp_path / name)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "stat", raise_file_not_found)
-            patch.setattr(Path, "is_file", always(True))
-            patch.setattr(Path, "is_dir", always(False))
-            with pytest.raises(CheckpointError, match=r"cannot be read: No such file or directory"):
-                read_raw_contents(tmp_path / name)
-        read_raw_contents(tmp_path / name)
-        (tmp_path / name).unlink()
-        assert_refused(tmp_path / name, r"does not exist")
 
 
 def test_tensors_stay_after_their_file_is_deleted(tmp_path: Path) -> None:

@@ -14,16 +14,12 @@ MAX_STEPS = 2**18  # plus one per BYTES_PER_STEP of the file: a step can make an
 BYTES_PER_STEP = 256
 MAX_PICKLE_BYTES = 2**26  # without the values of the tensors
 MAX_INTEGER_BITS = 2**11
-
-CONSTANT_OPCODES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-NUMBER_OPCODES = ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT")
-TEXT_OPCODES = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE")
-BYTES_OPCODES = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
-ARGUMENT_OPCODES = {*NUMBER_OPCODES, *TEXT_OPCODES, *BYTES_OPCODES}
-PYTHON2_STRING_OPCODES = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # bytes in Python 2, often meant as text
-PUT_OPCODES = {"PUT", "BINPUT", "LONG_BINPUT"}
-GET_OPCODES = {"GET", "BINGET", "LONG_BINGET"}
-TUPLE_OPCODES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+LITERAL_OPCODES = {
+    *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+}
 SAFE_KEY_TYPES = (str, bytes, bool, type(None))  # the file cannot choose their hashes
 
 
@@ -36,7 +32,6 @@ class ForbiddenGlobalError(PickleError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"is a pickle that wants to run {name}")
-        self.name = name
 
 
 class OpaqueValue:
@@ -44,13 +39,6 @@ class OpaqueValue:
 
     def __repr__(self) -> str:
         return "…"
-
-
-@runtime_checkable
-class StatefulStandIn(Protocol):
-    """A stand-in for an object whose state a pickle sets."""
-
-    def set_state(self, state: Any, /) -> None: ...
 
 
 class OpaqueSet(OpaqueValue):
@@ -71,6 +59,13 @@ class AllowedCall:
         self.function = function
 
 
+@runtime_checkable
+class StatefulStandIn(Protocol):
+    """A stand-in for an object whose state a pickle sets."""
+
+    def set_state(self, state: Any, /) -> None: ...
+
+
 class StepBudget:
     """The number of steps that the pickles of a file of `size` bytes may take."""
 
@@ -87,18 +82,15 @@ class BoundedStream:
     """A file of which at most `max_bytes` can be read, whatever length a pickle claims."""
 
     def __init__(self, file: IO[bytes], max_bytes: int = MAX_PICKLE_BYTES) -> None:
-        self.file, self.end = file, file.tell() + max_bytes
-
-    def tell(self) -> int:
-        return self.file.tell()
+        self.file, self.tell, self.end = file, file.tell, file.tell() + max_bytes
 
     def read(self, count: int) -> bytes:
-        if count > self.end - self.file.tell():
+        if count > self.end - self.tell():
             raise PickleError(f"claims a value of {count} bytes")
         return self.file.read(count)
 
     def readline(self) -> bytes:
-        return self.file.readline(self.end - self.file.tell())
+        return self.file.readline(self.end - self.tell())
 
 
 def evaluate_pickle(
@@ -138,80 +130,75 @@ class PickleMachine:
         self.memo = dict[int, Any]()
 
     def execute_opcode(self, name: str, argument: Any) -> None:
-        push = self.stack.append
-        if name in ARGUMENT_OPCODES:
-            if isinstance(argument, int) and argument.bit_length() > MAX_INTEGER_BITS:
-                raise PickleError(f"has an integer of {argument.bit_length()} bits")
-            push(argument)
-        elif name in CONSTANT_OPCODES:
-            push(CONSTANT_OPCODES[name])
-        elif name in PYTHON2_STRING_OPCODES:
-            text = argument.encode("latin-1")
-            push(text if self.encoding is None else text.decode(self.encoding))
-        elif name in PUT_OPCODES:
-            self.memo[argument] = self.top()
-        elif name == "MEMOIZE":
-            self.memo[len(self.memo)] = self.top()
-        elif name in GET_OPCODES:
-            if argument not in self.memo:
-                raise PickleError(f"reads value {argument} of its memo, which it did not store")
-            push(self.memo[argument])
-        elif name in TUPLE_OPCODES:
-            push(tuple(reversed([self.pop() for _ in range(TUPLE_OPCODES[name])])))
-        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
-            push([] if name == "EMPTY_LIST" else {})
-        elif name == "MARK":
-            self.outer_stacks.append(self.stack)
-            self.stack = []
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            self.push_global(argument)
-        elif name in ("REDUCE", "NEWOBJ"):
-            arguments, function = self.pop(), self.pop()
-            push(self.call(function, arguments))
-        elif name == "BINPERSID" and self.load_persistent is not None:
-            push(self.load_persistent(self.pop()))
-        elif name not in ("PROTO", "FRAME"):
-            self.execute_container_opcode(name)
-
-    def execute_container_opcode(self, name: str) -> None:
-        """Execute an opcode that fills a container, sets the state of an object, or drops values."""
-        if name == "APPEND":
-            self.extend([self.pop()])
-        elif name == "APPENDS":
-            self.extend(self.pop_to_mark())
-        elif name == "SETITEM":
-            value, key = self.pop(), self.pop()
-            self.set_items([key, value])
-        elif name == "SETITEMS":
-            self.set_items(self.pop_to_mark())
-        elif name == "TUPLE":
-            parts = self.pop_to_mark()
-            self.stack.append(tuple(parts))
-        elif name in ("LIST", "DICT"):
-            parts = self.pop_to_mark()
-            self.stack.append([] if name == "LIST" else {})
-            (self.extend if name == "LIST" else self.set_items)(parts)
-        elif name in ("EMPTY_SET", "FROZENSET"):
-            if name == "FROZENSET":
+        match name:
+            case "PROTO" | "FRAME":
+                pass
+            case "MARK":
+                self.outer_stacks.append(self.stack)
+                self.stack = []
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.top()
+            case "POP" | "POP_MARK":
+                (self.pop if name == "POP" and self.stack else self.pop_to_mark)()
+            case "APPEND" | "APPENDS":
+                self.extend([self.pop()] if name == "APPEND" else self.pop_to_mark())
+            case "SETITEM" | "SETITEMS":
+                self.set_items([self.pop(), self.pop()][::-1] if name == "SETITEM" else self.pop_to_mark())
+            case "ADDITEMS":
                 self.pop_to_mark()
-            self.stack.append(OpaqueSet())
-        elif name == "ADDITEMS":
-            self.pop_to_mark()
-            if not isinstance(self.top(), OpaqueSet):
-                raise PickleError(f"adds members to a {type(self.top()).__name__}")
-        elif name == "BUILD":
-            state, target = self.pop(), self.top()
-            if not isinstance(target, StatefulStandIn):
-                raise PickleError(f"sets the state of a {type(target).__name__}")
-            target.set_state(state)
-        elif name == "POP" and self.stack:
-            self.pop()
-        elif name in ("POP", "POP_MARK"):
-            self.pop_to_mark()
-        elif name == "DUP":
-            self.stack.append(self.top())
-        else:
-            raise PickleError(f"has the opcode {name}, which plain pickles do not have")
+                if not isinstance(self.top(), OpaqueSet):
+                    raise PickleError(f"adds members to a {type(self.top()).__name__}")
+            case "BUILD":
+                state, target = self.pop(), self.top()
+                if not isinstance(target, StatefulStandIn):
+                    raise PickleError(f"sets the state of a {type(target).__name__}")
+                target.set_state(state)
+            case "LIST" | "DICT":
+                values = self.pop_to_mark()
+                self.stack.append([] if name == "LIST" else {})
+                (self.extend if name == "LIST" else self.set_items)(values)
+            case _:
+                value = self.make_value(name, argument)
+                self.stack.append(value)
+
+    def make_value(self, name: str, argument: Any) -> Any:
+        """The value that an opcode puts on the stack."""
+        match name:
+            case _ if name in CONSTANTS:
+                return CONSTANTS[name]
+            case _ if name in LITERAL_OPCODES:
+                if isinstance(argument, int) and argument.bit_length() > MAX_INTEGER_BITS:
+                    raise PickleError(f"has an integer of {argument.bit_length()} bits")
+                return argument
+            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":  # bytes in Python 2, often meant as text
+                text = argument.encode("latin-1")
+                return text if self.encoding is None else text.decode(self.encoding)
+            case "GET" | "BINGET" | "LONG_BINGET":
+                if argument not in self.memo:
+                    raise PickleError(f"reads value {argument} of its memo, which it did not store")
+                return self.memo[argument]
+            case "DUP":
+                return self.top()
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                return tuple([self.pop() for _ in range(int(name[-1]))][::-1])
+            case "TUPLE":
+                return tuple(self.pop_to_mark())
+            case "EMPTY_LIST" | "EMPTY_DICT":
+                return [] if name == "EMPTY_LIST" else {}
+            case "EMPTY_SET":
+                return OpaqueSet()
+            case "FROZENSET":
+                self.pop_to_mark()
+                return OpaqueSet()
+            case "GLOBAL" | "STACK_GLOBAL":
+                return self.find_global(argument)
+            case "REDUCE" | "NEWOBJ":
+                arguments, function = self.pop(), self.pop()
+                return self.call(function, arguments)
+            case "BINPERSID" if self.load_persistent is not None:
+                return self.load_persistent(self.pop())
+            case _:
+                raise PickleError(f"has the opcode {name}, which plain pickles do not have")
 
     def top(self) -> Any:
         if not self.stack:
@@ -219,9 +206,8 @@ class PickleMachine:
         return self.stack[-1]
 
     def pop(self) -> Any:
-        value = self.top()
-        self.stack.pop()
-        return value
+        self.top()
+        return self.stack.pop()
 
     def pop_to_mark(self) -> list[Any]:
         if not self.outer_stacks:
@@ -229,16 +215,16 @@ class PickleMachine:
         values, self.stack = self.stack, self.outer_stacks.pop()
         return values
 
-    def push_global(self, argument: str | None) -> None:
+    def find_global(self, argument: str | None) -> object:
         if argument is None:
-            parts = self.pop(), self.pop()
-            if not all(isinstance(part, str) for part in parts):
+            last, module = self.pop(), self.pop()
+            if not isinstance(last, str) or not isinstance(module, str):
                 raise PickleError("names a function by something that is not a string")
-            argument = f"{parts[1]} {parts[0]}"
+            argument = f"{module} {last}"
         name = argument.replace(" ", ".")
         if name not in self.names:
             raise ForbiddenGlobalError(name)
-        self.stack.append(self.names[name])
+        return self.names[name]
 
     def call(self, function: Any, arguments: Any) -> Any:
         if isinstance(function, OpaqueGlobal):
@@ -258,14 +244,12 @@ class PickleMachine:
         target = self.top()
         if not isinstance(target, dict) or len(values) % 2:
             raise PickleError(f"sets an item of a {type(target).__name__}")
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            target[replace_unsafe_key(key)] = value
+        target.update({replace_unsafe_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)})
 
 
 def replace_unsafe_key(key: Any) -> Any:
-    """Return the key if hashing and comparing it is cheap; otherwise an OpaqueValue.
+    """Return the key if hashing and comparing it is cheap; otherwise an OpaqueValue, since no such entry is needed.
 
-    Tuples may be nested to any depth, and a file can choose tuples and numbers with equal hashes. No entry with such
-    a key is needed.
+    Tuples may be nested to any depth, and a file can choose tuples and numbers with equal hashes.
     """
     return key if type(key) in SAFE_KEY_TYPES else OpaqueValue()

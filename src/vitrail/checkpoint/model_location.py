@@ -1,6 +1,7 @@
 """From the name of a model to its place on this machine: a path, a bundled model, hf-hub:… or a preset.
 
-An image that is given as a model, and a model that is given as an image, are recognized here, too. torch is not imported, so that a wrong name and a missing network are reported at once.
+An image that is given as a model, and a model that is given as an image, are recognized here, too. torch is not
+imported, so that a wrong name and a missing network are reported at once.
 """
 
 import os

@@ -1,21 +1,28 @@
-"""Read the pickle in a file of torch.save: which tensors it describes, checked before any of their values is read.
+"""Read files of torch.save: which tensors the pickle describes, checked before any of their values is read.
 
-torch.load(weights_only=True) runs no code, but some functions that it allows can allocate any amount of memory. So
-the pickle is evaluated with stand-ins for the few names that plain checkpoints need. A tensor becomes a location in a
+torch.load(weights_only=True) runs no code, but a file of a few hundred bytes can make it allocate any amount of memory
+(bytearray) or hash a nested tuple for hours, and it reads neither protocol 4 nor the arguments of a script. So the
+pickle is evaluated with stand-ins for the few names that plain checkpoints need. A tensor becomes a location in a
 storage that lies within the file.
 """
 
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from vitrail.base.errors import CheckpointError
 from vitrail.base.pickle_reader import (
+    MAX_PICKLE_BYTES,
     AllowedCall,
+    BoundedStream,
     OpaqueGlobal,
     OpaqueValue,
     PickleError,
@@ -23,35 +30,29 @@ from vitrail.base.pickle_reader import (
     evaluate_pickle,
     replace_unsafe_key,
 )
+from vitrail.checkpoint.zip_archives import fill_memory_from_file, read_zip_entry
 
+WRAPPER_KEYS = ("teacher", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "module")
+LEGACY_MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001  # format of torch.save until 1.6
 MAX_DIMENSIONS = 16
 MAX_SIZE_RATIO, SIZE_ALLOWANCE = 4, 2**26  # all tensors together: 4 times the file plus 64 MB
-
 ALLOWED_DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool"),
     *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
 )
 STORAGE_DTYPES = {
-    "Double": torch.float64,
-    "Float": torch.float32,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "ComplexDouble": torch.complex128,
-    "ComplexFloat": torch.complex64,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-    "QInt8": torch.qint8,
-    "QInt32": torch.qint32,
-    "QUInt8": torch.quint8,
-    "QUInt4x2": torch.quint4x2,
-    "QUInt2x4": torch.quint2x4,
-}
+    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "ComplexDouble": torch.complex128, "ComplexFloat": torch.complex64,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool, "QInt8": torch.qint8, "QInt32": torch.qint32,
+    "QUInt8": torch.quint8, "QUInt4x2": torch.quint4x2, "QUInt2x4": torch.quint2x4,
+}  # fmt: skip
 QUANTISATION_SCHEMES = ("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric")
+IGNORED_CALLS = (
+    *("torch.device", "torch.serialization._get_layout", "builtins.set", "__builtin__.set", "builtins.complex"),
+    "__builtin__.complex",
+)
 UNSUPPORTED_REBUILDS = ("qtensor", "sparse_tensor", "nested_tensor", "meta_tensor_no_storage", "wrapper_subclass")
 
 
@@ -59,6 +60,28 @@ class StorageTypeStandIn(OpaqueGlobal):
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         super().__init__(name)
         self.dtype = dtype
+
+
+class TensorRebuild(AllowedCall):
+    """A function that makes a tensor."""
+
+
+class UnsupportedTensor(OpaqueValue):
+    """A tensor that is sparse, quantised, nested, without values or of a subclass."""
+
+
+class OrderedDictStandIn(dict[Any, Any]):
+    """Stand-in for an OrderedDict; its attributes, such as the versions of modules, are not needed."""
+
+    def set_state(self, state: Any) -> None:
+        """The state is not needed."""
+
+
+class NamespaceStandIn(OpaqueValue):
+    """Stand-in for the parsed arguments of a script."""
+
+    def set_state(self, state: Any) -> None:
+        """The state is not needed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,26 +113,72 @@ class TensorLocation:
         return prod(self.shape) * self.dtype.itemsize
 
 
-class UnsupportedTensor(OpaqueValue):
-    """A tensor that is sparse, quantised, nested, without values or of a subclass."""
+@dataclass(frozen=True)
+class TorchContents:
+    """The tensors of a file, the key under which they were, and all other keys."""
+
+    tensors: dict[str, Tensor]
+    wrapper: str
+    other_keys: tuple[str, ...]
 
 
-class OrderedDictStandIn(dict[Any, Any]):
-    """Stand-in for an OrderedDict; its attributes, such as the versions of modules, are not needed."""
+def read_torch_zip(
+    path: Path, file: IO[bytes], size: int, archive: zipfile.ZipFile, parts: tuple[str, ...]
+) -> TorchContents:
+    """Read a zip file of torch.save, whose entries are checked already."""
+    entries = {entry.filename: entry for entry in archive.infolist()}
+    folder = next(iter(entries), "").split("/")[0]  # torch does the same
+    pickled = entries.get(f"{folder}/data.pkl")
+    if pickled is None:
+        raise CheckpointError(
+            f"{path} is a zip file without tensors; expected a file written by torch.save or np.savez"
+        )
+    if pickled.file_size > MAX_PICKLE_BYTES:
+        raise CheckpointError(f"{path} has a pickle of {pickled.file_size} bytes; expected at most {MAX_PICKLE_BYTES}")
 
-    def set_state(self, state: Any) -> None:
-        """The state is not needed."""
+    def find_entry(key: str) -> zipfile.ZipInfo:
+        if f"{folder}/data/{key}" not in entries:
+            raise PickleError(f"has no values for storage {key}")
+        return entries[f"{folder}/data/{key}"]
+
+    reader = TorchPickleReader(size, lambda key: find_entry(key).file_size)
+    data = reader.evaluate(BytesIO(archive.read(pickled)))
+    order = archive.read(f"{folder}/byteorder").decode() if f"{folder}/byteorder" in entries else "little"
+    if order not in ("little", "big"):
+        raise PickleError(f"has an unknown byte order {order!r}")
+    return reader.read_tensors(
+        path, data, parts, lambda key, memory: read_zip_entry(file, archive, find_entry(key), memory), order
+    )
 
 
-class NamespaceStandIn(OpaqueValue):
-    """Stand-in for the parsed arguments of a script."""
-
-    def set_state(self, state: Any) -> None:
-        """The state is not needed."""
+def read_legacy_torch_file(path: Path, file: IO[bytes], size: int, parts: tuple[str, ...]) -> TorchContents:
+    """Read the format of torch.save until 1.6: five pickles, the first a magic number, then the values."""
+    file.seek(0)
+    reader, stream = TorchPickleReader(size, lambda _: size), BoundedStream(file)
+    magic = reader.evaluate(stream)
+    if type(magic) is not int or magic != LEGACY_MAGIC:
+        raise CheckpointError(f"{path} is a plain pickle; refused: expected a file written by torch.save")
+    version, _machine, data, keys = (reader.evaluate(stream) for _ in range(4))
+    if type(version) is not int or version != LEGACY_VERSION or not isinstance(keys, list):
+        raise PickleError("has an unknown version of the format of torch.save")
+    offsets = dict[str, int]()  # storages follow each other, each preceded by its count
+    for key in keys:
+        if type(key) is not str or key not in reader.storages or key in offsets:
+            raise PickleError("has values of a storage that it does not describe")
+        storage, count = reader.storages[key], int.from_bytes(file.read(8), "little")
+        offsets[key] = file.tell()
+        if count != storage.count or offsets[key] + storage.size > size:
+            raise PickleError("describes more values than it holds")
+        file.seek(storage.size, 1)
+    if len(offsets) < len(reader.storages):
+        raise PickleError("describes more values than it holds")
+    return reader.read_tensors(
+        path, data, parts, lambda key, memory: fill_memory_from_file(file, offsets[key], memory), "little"
+    )
 
 
 class TorchPickleReader:
-    """Collects the storages and tensors that the pickles in a file of `size` bytes describe.
+    """Collects the storages and tensors that the pickles in a file of `size` bytes describe, then reads those needed.
 
     `stored_bytes(key)` is the number of bytes that the file has for a storage.
     """
@@ -127,37 +196,37 @@ class TorchPickleReader:
 
     def allowed_names(self) -> Mapping[str, object]:
         """Stand-ins for the names that plain checkpoints need; any other name is refused."""
+        rebuilds: dict[str, Callable[..., Any]] = {
+            "_utils._rebuild_tensor": self.locate_tensor,
+            "_utils._rebuild_tensor_v2": lambda storage, offset, shape, stride, _gradient, _hooks, _metadata=None: (
+                self.locate_tensor(storage, offset, shape, stride)
+            ),
+            "_utils._rebuild_tensor_v3": self.locate_tensor_v3,
+            "_utils._rebuild_parameter": unwrap_parameter,
+            "_utils._rebuild_parameter_with_state": unwrap_parameter,
+            "nn.parameter.Parameter": unwrap_parameter,
+            **{f"_utils._rebuild_{name}": lambda *_: UnsupportedTensor() for name in UNSUPPORTED_REBUILDS},
+        }
         calls: dict[str, Callable[..., Any]] = {
             "collections.OrderedDict": self.make_ordered_dict,
-            "collections.Counter": make_counter_stand_in,
+            "collections.Counter": lambda _entries=None: OrderedDictStandIn(),
             "argparse.Namespace": NamespaceStandIn,
             "torch.Size": make_torch_size,
-            "torch.device": make_opaque,
-            "torch.serialization._get_layout": make_opaque,
-            "builtins.set": make_opaque,
-            "__builtin__.set": make_opaque,
-            "builtins.complex": make_opaque,
-            "__builtin__.complex": make_opaque,
-            "torch._utils._rebuild_tensor": self.locate_tensor,
-            "torch._utils._rebuild_tensor_v2": self.locate_tensor_v2,
-            "torch._utils._rebuild_tensor_v3": self.locate_tensor_v3,
-            "torch._utils._rebuild_parameter": unwrap_parameter,
-            "torch._utils._rebuild_parameter_with_state": unwrap_parameter,
-            "torch.nn.parameter.Parameter": unwrap_parameter,
             "torch._tensor._rebuild_from_type_v2": self.locate_typed_tensor,
-            **{f"torch._utils._rebuild_{name}": make_unsupported for name in UNSUPPORTED_REBUILDS},
+            **{name: lambda *_: OpaqueValue() for name in IGNORED_CALLS},
+        }
+        storages = {
+            **{f"torch.{kind}Storage": dtype for kind, dtype in STORAGE_DTYPES.items()},
+            **{f"torch.cuda.{kind}Storage": dtype for kind, dtype in STORAGE_DTYPES.items()},
+            "torch.storage.UntypedStorage": torch.uint8,
         }
         return {
+            **{f"torch.{name}": TensorRebuild(function) for name, function in rebuilds.items()},
             **{name: AllowedCall(function) for name, function in calls.items()},
             # older versions of torch lack some dtypes
             **{f"torch.{name}": getattr(torch, name) for name in ALLOWED_DTYPES if hasattr(torch, name)},
             **{f"torch.{name}": OpaqueValue() for name in QUANTISATION_SCHEMES},
-            **{
-                name: StorageTypeStandIn(name, dtype)
-                for kind, dtype in STORAGE_DTYPES.items()
-                for name in (f"torch.{kind}Storage", f"torch.cuda.{kind}Storage")
-            },
-            "torch.storage.UntypedStorage": StorageTypeStandIn("torch.storage.UntypedStorage", torch.uint8),
+            **{name: StorageTypeStandIn(name, dtype) for name, dtype in storages.items()},
             "torch.Tensor": OpaqueGlobal("torch.Tensor"),
         }
 
@@ -191,26 +260,6 @@ class TorchPickleReader:
             raise PickleError("describes more values than it holds")
         return StorageLocation(key, kind.dtype, view[2], view[1])
 
-    def locate_tensor_v2(
-        self, storage: Any, offset: Any, shape: Any, stride: Any, _gradient: Any, _hooks: Any, _metadata: Any = None
-    ) -> Any:
-        return self.locate_tensor(storage, offset, shape, stride)
-
-    def locate_tensor_v3(
-        self,
-        storage: Any,
-        offset: Any,
-        shape: Any,
-        stride: Any,
-        _gradient: Any,
-        _hooks: Any,
-        dtype: Any,
-        _metadata: Any = None,
-    ) -> Any:
-        if not isinstance(dtype, torch.dtype):
-            raise PickleError("describes a tensor without a dtype")
-        return self.locate_tensor(storage, offset, shape, stride, dtype)
-
     def locate_tensor(
         self, storage: Any, offset: Any, shape: Any, stride: Any, dtype: torch.dtype | None = None
     ) -> Any:
@@ -220,42 +269,92 @@ class TorchPickleReader:
             return UnsupportedTensor()
         if not is_count(offset) or not is_shape(shape) or not is_shape(stride) or len(shape) != len(stride):
             raise PickleError("describes a tensor without a shape")
-        dtype = dtype or storage.dtype
-        location = TensorLocation(storage, dtype, offset, shape, stride)
+        location = TensorLocation(storage, dtype or storage.dtype, offset, shape, stride)
         last = sum((length - 1) * step for length, step in zip(shape, stride, strict=True)) if prod(shape) else -1
-        if (offset + last + 1) * dtype.itemsize > storage.size:
+        if (offset + last + 1) * location.dtype.itemsize > storage.size:
             raise PickleError("describes more values than it holds")
         self.bytes_left -= location.size
         if self.bytes_left < 0:
             raise PickleError(f"describes more values than it holds: tensors of more than {self.max_bytes} bytes")
         return location
 
+    def locate_tensor_v3(
+        self, storage: Any, offset: Any, shape: Any, stride: Any, _gradient: Any, _hooks: Any, dtype: Any, *_: Any
+    ) -> Any:
+        if not isinstance(dtype, torch.dtype):
+            raise PickleError("describes a tensor without a dtype")
+        return self.locate_tensor(storage, offset, shape, stride, dtype)
+
     def locate_typed_tensor(self, rebuild: Any, kind: Any, arguments: Any, _state: Any) -> Any:
         """Locate a tensor with attributes; a subclass of Tensor is unsupported."""
-        rebuilders = (
-            self.locate_tensor,
-            self.locate_tensor_v2,
-            self.locate_tensor_v3,
-            unwrap_parameter,
-            make_unsupported,
-        )
-        if not isinstance(rebuild, AllowedCall) or rebuild.function not in rebuilders or type(arguments) is not tuple:
+        if not isinstance(rebuild, TensorRebuild) or type(arguments) is not tuple:
             raise PickleError("describes a tensor without a function that rebuilds it")
         self.budget.spend(len(arguments))
         location = rebuild.function(*arguments)
         return location if isinstance(kind, OpaqueGlobal | AllowedCall) else UnsupportedTensor()
 
+    def read_tensors(
+        self,
+        path: Path,
+        data: Any,
+        parts: tuple[str, ...],
+        read_bytes: Callable[[str, memoryview], None],
+        byte_order: str,
+    ) -> TorchContents:
+        """Read the weights that a pickle describes, but not its other tensors, such as the optimizer state.
 
-def make_counter_stand_in(_entries: Any = None) -> OrderedDictStandIn:
-    return OrderedDictStandIn()
+        `read_bytes(key, memory)` fills memory with the storage `key`.
+        """
+        if not isinstance(data, dict):
+            kind = "Tensor" if isinstance(data, TensorLocation | UnsupportedTensor) else type(data).__name__
+            raise CheckpointError(f"{path} contains a {kind}; expected a dict of names and tensors")
+        wrapper = find_state_dict_key(data)
+        values = data[wrapper] if wrapper else data
+        if wrapper == "teacher" and parts:
+            named = {part: data[part] for part in parts if isinstance(data.get(part), dict)}
+            values = {f"{part}.{name}": each for part, held in named.items() for name, each in held.items()}
+        unsupported = [name for name, each in values.items() if isinstance(each, UnsupportedTensor)]
+        locations = {name: each for name, each in values.items() if isinstance(each, TensorLocation)}
+        if not all(isinstance(name, str) for name in (*unsupported, *locations)):
+            raise CheckpointError(f"{path} has tensors under keys that are not strings; expected names")
+        if unsupported:
+            raise CheckpointError(
+                f"{path}: {unsupported[0]} is sparse, quantised or has no values; expected plain tensors"
+            )
+        if sum(each.size for each in locations.values()) > self.max_bytes:  # one tensor under many names
+            raise CheckpointError(f"{path} describes more values than it holds; expected weights")
+        loaded = dict[str, Any]()
+        for key in dict.fromkeys(each.storage.key for each in locations.values()):
+            memory = torch.empty(self.storages[key].size, dtype=torch.uint8)
+            read_bytes(key, memory.numpy().data)
+            loaded[key] = memory.untyped_storage()
+            if byte_order != sys.byteorder:
+                loaded[key].byteswap(self.storages[key].dtype)
+        tensors = unshare_storages({name: make_tensor(each, loaded) for name, each in locations.items()})
+        return TorchContents(tensors, wrapper, tuple(str(key) for key in data if key != wrapper) if wrapper else ())
 
 
-def make_opaque(_value: Any = None, *_: Any) -> OpaqueValue:
-    return OpaqueValue()
+def find_state_dict_key(data: Mapping[Any, Any]) -> str:
+    """Key of the tensors. Averaged weights are preferred; "teacher" counts only together with "student"."""
+    kinds = TensorLocation | UnsupportedTensor
+    keys = [key for key in WRAPPER_KEYS if isinstance(data.get(key), dict) and (key != "teacher" or "student" in data)]
+    return next((key for key in keys if any(isinstance(each, kinds) for each in data[key].values())), "")
 
 
-def make_unsupported(*_: Any) -> UnsupportedTensor:
-    return UnsupportedTensor()
+def make_tensor(location: TensorLocation, loaded: Mapping[str, Any]) -> Tensor:
+    start = location.storage.start * location.storage.dtype.itemsize // location.dtype.itemsize
+    tensor = torch.empty(0, dtype=location.dtype)
+    return tensor.set_(loaded[location.storage.key], start + location.offset, location.shape, location.stride)
+
+
+def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give each tensor its own memory: two that share it would be trained as one."""
+    seen, unshared = set[int](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        unshared[name] = tensor.clone() if address in seen or not tensor.is_contiguous() else tensor
+        seen.add(address)
+    return unshared
 
 
 def make_torch_size(lengths: Any = ()) -> Any:
@@ -274,29 +373,3 @@ def is_count(value: Any) -> bool:
 
 def is_shape(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) <= MAX_DIMENSIONS and all(is_count(each) for each in value)
-
-
-class StorageReader:
-    """Reads tensors from a file, each storage once. `read_bytes(key, memory)` fills memory with the storage `key`."""
-
-    def __init__(
-        self, storages: Mapping[str, StorageLocation], read_bytes: Callable[[str, memoryview], None], byte_order: str
-    ) -> None:
-        self.storages, self.read_bytes, self.byte_order = storages, read_bytes, byte_order
-        self.loaded = dict[str, Any]()
-
-    def read_tensor(self, location: TensorLocation) -> Tensor:
-        start = location.storage.start * location.storage.dtype.itemsize // location.dtype.itemsize
-        storage = self.read_storage(location.storage.key)
-        tensor = torch.empty(0, dtype=location.dtype)
-        return tensor.set_(storage, start + location.offset, location.shape, location.stride)
-
-    def read_storage(self, key: str) -> Any:
-        if key not in self.loaded:
-            storage = self.storages[key]
-            memory = torch.empty(storage.size, dtype=torch.uint8)
-            self.read_bytes(key, memory.numpy().data)
-            self.loaded[key] = memory.untyped_storage()
-            if self.byte_order != sys.byteorder:
-                self.loaded[key].byteswap(storage.dtype)
-        return self.loaded[key]

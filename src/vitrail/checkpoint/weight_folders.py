@@ -1,4 +1,4 @@
-"""Folders as on a hub: files of weights, config.json, preprocessor_config.json, tokenizer.json. No torch is imported."""
+"""Folders as on a hub: weights, config.json, preprocessor_config.json, tokenizer.json. torch is not imported."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +25,10 @@ def find_weight_files(folder: Path) -> list[Path]:
             return [folder / name]
         shards = list_shards(folder / f"{name}{INDEX_SUFFIX}")
         if shards is not None:
-            return [folder / shard for shard in shards]
+            files = [folder / shard for shard in shards]
+            if missing := next((path for path in files if not path.is_file()), None):
+                raise CheckpointError(f"{missing} is missing or is not a file; expected weights")
+            return files
     files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
     if len(files) == 1:
         return files
