@@ -17,8 +17,8 @@ MAX_LINE_BYTES = 2**20  # for one line of a log
 CHUNK_BYTES = 2**20  # read at once
 MAX_SUGGESTED_FROM = 2000  # names in a folder that are compared with a missing one
 IS_POSIX = os.name == "posix"  # Windows lacks the flags below
-NONBLOCKING = os.O_NONBLOCK if IS_POSIX else 0  # opening a named pipe does not wait for its other end
-SAFE_OPEN_FLAGS = NONBLOCKING | (os.O_NOFOLLOW if IS_POSIX else 0)  # opening a symbolic link fails, too
+# Of files that are written: opening a named pipe does not wait for its other end, and opening a symbolic link fails.
+SAFE_OPEN_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW if IS_POSIX else 0
 FILE_KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -39,18 +39,9 @@ def get_cache_folder() -> Path:
 
 
 def open_regular_file_descriptor(path: str | Path) -> int:
-    """Open a regular file and return its descriptor; anything else is an OSError. Never blocks.
-
-    Links are followed. The check is repeated on the open file, in case it was replaced in between.
-    """
-    check_regular_file(os.stat(path))  # noqa: PTH116  # checked first: opening some devices has side effects
-    descriptor = os.open(path, os.O_RDONLY | NONBLOCKING)
-    try:
-        check_regular_file(os.fstat(descriptor))
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    """Open a regular file and return its descriptor; anything else is an OSError. Links are followed."""
+    check_regular_file(os.stat(path))  # noqa: PTH116  # before: opening a pipe blocks, and some devices have side effects
+    return os.open(path, os.O_RDONLY)
 
 
 def check_regular_file(status: os.stat_result) -> None:
@@ -75,20 +66,17 @@ def suggest_sibling(path: str | Path) -> str:
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Read a regular file of at most `max_bytes`; otherwise raise an OSError that gives the reason."""
-    descriptor = open_regular_file_descriptor(path)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size > max_bytes:
-            raise OSError(f"it has {size:,} bytes; expected at most {max_bytes:,}")
-        parts, total = list[bytes](), 0
-        while part := os.read(descriptor, min(CHUNK_BYTES, max_bytes + 1 - total)):
-            parts.append(part)
-            total += len(part)
-            if total > max_bytes:  # files in /proc report no size, and a file may grow
-                raise OSError(f"it has more than {max_bytes:,} bytes; expected at most {max_bytes:,}")
-        return b"".join(parts)
-    finally:
-        os.close(descriptor)
+    status = os.stat(path)  # noqa: PTH116
+    check_regular_file(status)
+    if status.st_size > max_bytes:
+        raise OSError(f"it has {status.st_size:,} bytes; expected at most {max_bytes:,}")
+    with open(path, "rb") as file:  # noqa: PTH123
+        data = file.read(status.st_size + 1)
+        if len(data) > status.st_size:  # files in /proc report no size
+            data += file.read(max_bytes + 1 - len(data))
+    if len(data) > max_bytes:
+        raise OSError(f"it has more than {max_bytes:,} bytes; expected at most {max_bytes:,}")
+    return data
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_TEXT_BYTES, *, errors: str = "strict") -> str:
@@ -112,10 +100,8 @@ def file_checksum(path: str | Path) -> str:
     """SHA-256 of a file, read in chunks: about 1 GB per second."""
     with open(open_regular_file_descriptor(path), "rb", buffering=0) as file:
         left, checksum = os.fstat(file.fileno()).st_size, hashlib.sha256()
-        while part := file.read(min(CHUNK_BYTES, left + 1)):
+        while left > 0 and (part := file.read(min(CHUNK_BYTES, left))):  # some files in /proc never end
             left -= len(part)
-            if left < 0:
-                raise OSError("it grew while it was read; expected a file that no process is writing to")
             checksum.update(part)
         return checksum.hexdigest()
 

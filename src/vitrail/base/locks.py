@@ -15,7 +15,7 @@ from pathlib import Path
 from time import sleep
 
 from vitrail.base.errors import VitrailError, describe_error
-from vitrail.base.files import SAFE_OPEN_FLAGS, check_regular_file
+from vitrail.base.files import SAFE_OPEN_FLAGS
 
 try:
     import fcntl
@@ -23,8 +23,8 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK_FILE_NAME = ".lock"
-LOCK_FILE_PATTERN = re.compile(rb"\0*|[0-9]+( [^\n]*)?\n?")  # pid and host; after a power cut empty or zeros
 MAX_LOCK_FILE_BYTES = 300
+LOCK_FILE_PATTERN = re.compile(rb"\0{0,300}|([0-9]{1,20})(?: ([^\n]{0,255}))?\n?")  # pid, host; zeros after a power cut
 WAIT_SECONDS = 0.1  # between two attempts
 HELD_LOCKS = dict[tuple[int, Path], int]()  # (pid, lock file) → thread: record locks do not exclude threads
 HELD_LOCKS_GUARD = threading.Lock()
@@ -41,8 +41,7 @@ def lock_folder(folder: Path, remedy: str = "wait for it to finish", name: str =
     key, thread = (os.getpid(), path), threading.get_ident()
     with HELD_LOCKS_GUARD:
         holder = HELD_LOCKS.get(key)
-        if holder is None:
-            HELD_LOCKS[key] = thread
+        HELD_LOCKS.setdefault(key, thread)
     if holder == thread:
         yield
         return
@@ -53,8 +52,8 @@ def lock_folder(folder: Path, remedy: str = "wait for it to finish", name: str =
         try:
             yield
         finally:
-            with suppress(OSError):  # the folder may have been removed or made read-only
-                if is_same_file(descriptor, path) and key[0] == os.getpid():  # otherwise another process owns it
+            if key[0] == os.getpid():  # not in a fork
+                with suppress(OSError):  # the folder may have been removed or made read-only
                     path.unlink()
             os.close(descriptor)
     finally:
@@ -76,40 +75,35 @@ def wait_for_entry_lock(path: Path) -> Generator[None]:
 
 
 def acquire_lock_file(path: Path, folder: Path, remedy: str) -> int:
+    """Open, lock and fill the lock file, and return its descriptor."""
     while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFE_OPEN_FLAGS, 0o666)
-            close_and_raise_unless_regular(descriptor)
-        except OSError as error:
-            raise VitrailError(
-                f"cannot lock {folder}: {path}: {describe_error(error)}; remove it or make it writable"
-            ) from None
-        if not try_lock(descriptor):
-            owner = describe_owner(descriptor)
-            os.close(descriptor)
-            raise InUseError(f"{folder} is in use by another process{owner}; {remedy}")
-        if is_same_file(descriptor, path):  # otherwise its previous owner has just deleted it
-            if not is_our_lock_file(descriptor):
-                os.close(descriptor)
+        with ExitStack() as stack:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFE_OPEN_FLAGS, 0o666)
+                stack.callback(os.close, descriptor)
+                content = os.pread(descriptor, MAX_LOCK_FILE_BYTES + 1, 0)  # fails for a pipe
+            except OSError as error:
+                raise VitrailError(
+                    f"cannot lock {folder}: {path}: {describe_error(error)}; remove it or make it writable"
+                ) from None
+            found = LOCK_FILE_PATTERN.fullmatch(content)
+            if found is None:
                 raise VitrailError(
                     f"cannot lock {folder}: {path} is not a lock file of vitrail and is left unchanged; move it away"
                 )
-            with suppress(OSError):  # on a full disk, the error about a folder in use lacks the pid
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-            return descriptor
-        os.close(descriptor)
+            if not try_lock(descriptor, found):
+                owner = f" (pid {int(found[1])})" if found[1] else ""
+                raise InUseError(f"{folder} is in use by another process{owner}; {remedy}")
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):  # otherwise its owner has just deleted it
+                    stack.pop_all()
+                    with suppress(OSError):  # on a full disk, the error about a folder in use lacks the pid
+                        os.ftruncate(descriptor, 0)
+                        os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+                    return descriptor
 
 
-def close_and_raise_unless_regular(descriptor: int) -> None:
-    try:
-        check_regular_file(os.fstat(descriptor))
-    except OSError:
-        os.close(descriptor)
-        raise
-
-
-def try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int, found: re.Match[bytes]) -> bool:
     try:
         if fcntl is not None:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,38 +112,15 @@ def try_lock(descriptor: int) -> bool:
         return False
     except OSError:  # this disk has no locks
         pass
-    return not is_owner_alive(descriptor)
+    return not is_owner_alive(found)
 
 
-def is_same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
-
-
-def is_our_lock_file(descriptor: int) -> bool:
-    """Whether `acquire_lock_file` wrote this file and it has no other hard link, so that it may be overwritten."""
-    content = os.pread(descriptor, MAX_LOCK_FILE_BYTES + 1, 0)
-    return (
-        os.fstat(descriptor).st_nlink == 1
-        and len(content) <= MAX_LOCK_FILE_BYTES
-        and LOCK_FILE_PATTERN.fullmatch(content) is not None
-    )
-
-
-def describe_owner(descriptor: int) -> str:
-    pid = os.pread(descriptor, 20, 0).split(b" ")[0]
-    return f" (pid {int(pid)})" if pid.isdigit() else ""
-
-
-def is_owner_alive(descriptor: int) -> bool:
+def is_owner_alive(found: re.Match[bytes]) -> bool:
     """Whether the process whose pid is in the file still runs on this machine."""
-    pid, _, host = os.pread(descriptor, MAX_LOCK_FILE_BYTES, 0).decode("utf-8", "replace").strip().partition(" ")
-    if not pid.isdigit() or host != socket.gethostname() or int(pid) == os.getpid():
+    if not found[1] or found[2] != socket.gethostname().encode() or int(found[1]) == os.getpid():
         return False
     try:
-        os.kill(int(pid), 0)
+        os.kill(int(found[1]), 0)
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # the process belongs to another user
