@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitrail.base.errors import DataError, describe_error
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
+from vitrail.data.images.decoding.rgb_image import open_undecoded_file
 
 FASHION_FOLDER = Path(__file__).parent
 IMAGE_SIDE = 28  # pixels
@@ -33,8 +33,7 @@ def read_fashion(folder: Path = FASHION_FOLDER) -> tuple[ArrayDataset, ArrayData
 
 def read_sheet(sheet: Path) -> NDArray[np.uint8]:
     """The images on a sheet: (classes, images, 28, 28)."""
-    where = str(sheet)
-    pixels = np.asarray(open_undecoded(read_image_file(sheet, where, DEFAULT_LIMITS), where, DEFAULT_LIMITS))
+    pixels = np.asarray(open_undecoded_file(sheet))
     rows, columns = pixels.shape[0] // IMAGE_SIDE, pixels.shape[1] // IMAGE_SIDE
     images = pixels.reshape(rows, IMAGE_SIDE, columns, IMAGE_SIDE).swapaxes(1, 2)
     return images.reshape(len(FASHION_CLASSES), -1, IMAGE_SIDE, IMAGE_SIDE)

@@ -19,8 +19,7 @@ from vitrail.base.files import suggest_sibling
 from vitrail.base.text import escape_unprintable
 from vitrail.data import fashion
 from vitrail.data.images.array_dataset import NO_LABEL, ArrayDataset, check_label_range
-from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, open_undecoded, read_image_file
-from vitrail.data.images.decoding.rgb_image import open_image
+from vitrail.data.images.decoding.rgb_image import open_image, open_undecoded_file
 from vitrail.data.images.formats import cifar, mnist_idx
 from vitrail.data.images.formats.class_folders import FileDataset, list_entries, quote_names, read_class_folders
 from vitrail.data.images.formats.imagenet_real import read_real_labels
@@ -375,8 +374,7 @@ def estimate_decoded_bytes(dataset: ImageDataset, samples: int = 32) -> float:
         source = dataset.source(index)
         if isinstance(source, str | Path):
             with suppress(DataError):
-                where = str(source)
-                image = open_undecoded(read_image_file(source, where, DEFAULT_LIMITS), where, DEFAULT_LIMITS)
+                image = open_undecoded_file(source)
                 sizes.append(3 * image.width * image.height)
     return len(dataset) * sum(sizes) / max(len(sizes), 1)
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data.images.decoding import jpeg
-from vitrail.data.images.decoding.rgb_image import read_exif_orientation
+from vitrail.data.images.decoding.image_formats import read_exif_orientation
 
 EXIF = {
     "little": b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0%c\0\0\0\0\0\0\0",

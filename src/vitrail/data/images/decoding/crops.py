@@ -8,24 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.images.decoding import jpeg
 from vitrail.data.images.decoding.image_formats import (
+    EXIF_TRANSPOSES,
     ImageLimits,
-    check_file_size,
-    check_jpeg_pixels_and_scans,
-    open_undecoded,
     read_encoded_bytes_and_name,
     wrap_image_errors,
 )
-from vitrail.data.images.decoding.rgb_image import (
-    EXIF_TRANSPOSES,
-    SWAPPED_ORIENTATIONS,
-    get_pillow_or_default_limits,
-    open_image,
-    read_exif_orientation,
-    to_rgb,
-    to_upright_8_bit,
-)
+from vitrail.data.images.decoding.jpeg import JpegHeader, decode_jpeg, find_largest_jpeg_divisor, is_jpeg
+from vitrail.data.images.decoding.rgb_image import get_pillow_or_default_limits, open_encoded_image, open_image
 
 UNIFORMS_PER_BOX = 22  # numbers for `random_resized_crop_box`: position, then ten pairs of area and aspect
 
@@ -73,52 +63,31 @@ def decode_crops(source: Any, choose: Callable[[int, int], Sequence[SizedBox]]) 
     """Several boxes of an image that is decoded once, as `decode_crop`; a JPEG is reduced as far as all boxes allow."""
     limits = get_pillow_or_default_limits()
     data, where = read_encoded_bytes_and_name(source, limits)
-    if data is not None:
-        return decode_crops_from_bytes(data, where, choose, limits)
-    image = open_image(source)
+    if data is not None and is_jpeg(data):
+        with wrap_image_errors(where):
+            return decode_jpeg_crops(data, where, choose, limits)
+    image = open_image(source) if data is None else open_encoded_image(data, where, limits)
     return [crop_to_array(image, each.box) for each in choose(image.height, image.width)]
 
 
-def decode_crops_from_bytes(
+def decode_jpeg_crops(
     data: bytes, where: str, choose: Callable[[int, int], Sequence[SizedBox]], limits: ImageLimits
 ) -> list[NDArray[np.uint8]]:
-    with wrap_image_errors(where):
-        check_file_size(data, where, limits)
-        crops = decode_crops_with_simplejpeg(data, where, choose, limits)
-        if crops is not None:
-            return crops
-        image = open_undecoded(data, where, limits)
-        swapped = read_exif_orientation(image) in SWAPPED_ORIENTATIONS
-        rows, columns = (image.width, image.height) if swapped else (image.height, image.width)
-        chosen = choose(rows, columns)
-        boxes, divisor = [each.box for each in chosen], find_common_divisor(chosen)
-        reduced_size = (image.width // divisor, image.height // divisor)
-        if divisor > 1 and image.draft(image.mode, reduced_size):  # None unless it is a JPEG
-            boxes = [scale_down_box(box, divisor, -(-rows // divisor), -(-columns // divisor)) for box in boxes]
-        image = to_rgb(to_upright_8_bit(image, where))  # frees the previous image
-        return [crop_to_array(image, box) for box in boxes]
+    chosen = list[SizedBox]()
 
+    def choose_divisor(header: JpegHeader) -> int:
+        chosen[:] = choose(*header.upright_size)
+        return min(find_largest_jpeg_divisor((box.rows, box.columns), min_size) for box, min_size in chosen)
 
-def decode_crops_with_simplejpeg(
-    data: bytes, where: str, choose: Callable[[int, int], Sequence[SizedBox]], limits: ImageLimits
-) -> list[NDArray[np.uint8]] | None:
-    """The crops by simplejpeg; None unless it is a valid upright JPEG, so that Pillow decodes the rest."""
-    header = jpeg.read_jpeg_header(data)
-    if header is None or header.orientation in EXIF_TRANSPOSES:
-        return None
-    check_jpeg_pixels_and_scans(data, header.rows, header.columns, where, limits, full_size=True)
-    chosen = choose(header.rows, header.columns)
-    divisor = find_common_divisor(chosen)
-    pixels = jpeg.try_decode_jpeg(data, header, divisor)
-    if pixels is None:
-        return None
-    boxes = [scale_down_box(each.box, divisor, pixels.shape[0], pixels.shape[1]) for each in chosen]
-    return [pixels[top : top + height, left : left + width] for top, left, height, width in boxes]
-
-
-def find_common_divisor(chosen: Sequence[SizedBox]) -> int:
-    """The largest divisor of a JPEG's size that leaves every box enough pixels."""
-    return min(jpeg.find_largest_jpeg_divisor((box.rows, box.columns), min_size) for box, min_size in chosen)
+    pixels, header, divisor = decode_jpeg(data, where, limits, choose_divisor)
+    rows, columns = (-(-length // divisor) for length in header.upright_size)
+    boxes = [scale_down_box(each.box, divisor, rows, columns) for each in chosen]
+    transpose = EXIF_TRANSPOSES.get(header.orientation)
+    if transpose is None and not isinstance(pixels, Image.Image):
+        return [pixels[top : top + height, left : left + width] for top, left, height, width in boxes]
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    image = image if transpose is None else image.transpose(transpose)
+    return [crop_to_array(image, box) for box in boxes]
 
 
 def scale_down_box(box: CropBox, divisor: int, rows: int, columns: int) -> CropBox:

@@ -1,4 +1,4 @@
-"""Supported image formats: six, recognised by their first bytes, each with limits on its size."""
+"""Read image files of six formats, recognized by their first bytes, within limits. JPEG is decoded in jpeg.py."""
 
 import os
 import stat
@@ -11,15 +11,13 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 from vitrail.base.errors import ConfigError, DataError, VitrailError, describe_error
-from vitrail.base.files import read_bytes, suggest_sibling
-from vitrail.data.images.decoding import jpeg
+from vitrail.base.files import suggest_sibling
 from vitrail.data.photos import locate_example_photo
 
-PLUGINS = {  # format → the Pillow module imported for it, and the function that opens a file
-    "JPEG": ("PIL.JpegImagePlugin", "jpeg_factory"),  # also MPO (from phones): its first image
+PLUGINS = {  # format → the Pillow module imported for it, and the function that opens a file; JPEG is in jpeg.py
     "PNG": ("PIL.PngImagePlugin", "PngImageFile"),
     "WebP": ("PIL.WebPImagePlugin", "WebPImageFile"),
     "GIF": ("PIL.GifImagePlugin", "GifImageFile"),
@@ -61,11 +59,8 @@ HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"
 CONVERSION_COMMANDS = {"an AVIF image": "magick IN.avif OUT.png", "a HEIC image": "heif-convert IN.heic OUT.png"}
 
 MAX_PIXELS = 2**26  # of an image: 256 MB as RGB in Pillow, and as much again while it is converted or rotated
-MAX_FULL_JPEG_PIXELS = 89_478_485  # of a baseline JPEG decoded at full size: where Pillow warns
-MAX_REDUCED_JPEG_PIXELS = 178_956_970  # of a baseline JPEG decoded at a reduced size: where Pillow refuses
 MAX_WEBP_PIXELS = 3 * 2**24  # its decoder holds five copies
 MAX_RLE_BMP_PIXELS = 2**24  # of a run-length encoded BMP, which Pillow decodes in Python
-MAX_SCANNED_PIXELS = 2**32  # pixels × scans of a JPEG
 MAX_SIDE = 2**20  # resizing takes 32 bytes per row or column
 TIFF_COMPRESSIONS = (  # without rare ones, and without those that specify their own memory size
     *("raw", "packbits", "tiff_ccitt", "group3", "group4", "tiff_lzw", "jpeg"),
@@ -78,8 +73,19 @@ MAX_TIFF_TABLE_BYTES = (
     2**20
 )  # of all other tags: 131,072 strips or tiles, for each of which Pillow makes several objects
 MAX_READS = 2**18  # of parts of a file (chunks, blocks, segments, entries), which Pillow keeps
-MAX_EXIF_SEGMENTS = 16  # of a JPEG, each 64 kB; Pillow joins them one by one
+MAX_EXIF_BYTES = 2**20  # in PNG and WebP; Pillow expands its tables twentyfold
 MAX_TILE_COVERAGE = 8  # times that the tiles of a file may cover its image: once per channel
+
+
+EXIF_TRANSPOSES = {  # EXIF orientation → what makes the image upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,8 @@ def read_image_file(path: str | Path, where: str, limits: ImageLimits) -> bytes:
             raise DataError(f"{where} is a pipe, a socket or a device; expected a file, or - for standard input")
         if status.st_size > limits.bytes:
             raise file_too_large_error(where, f"{status.st_size}", limits)
-        return read_bytes(path, limits.bytes)
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read(status.st_size)  # some files in /proc never end
 
 
 def read_stream(file: Any, where: str, limits: ImageLimits) -> bytes:
@@ -186,47 +193,46 @@ def read_encoded_bytes_and_name(source: Any, limits: ImageLimits) -> tuple[bytes
     """The encoded bytes of a path, bytes or a binary file, None for other sources; and the name in error messages."""
     if isinstance(source, str | Path):
         where = repr(str(source))
-        return read_image_file(locate_example_photo(source), where, limits), where
-    if isinstance(source, bytes | bytearray | memoryview):
-        return bytes(source), "the given data"
-    if hasattr(source, "read"):  # files of any library; a Protocol would be slow for images in memory
+        data = read_image_file(locate_example_photo(source), where, limits)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        data, where = bytes(source), "the given data"
+    elif hasattr(source, "read"):  # files of any library; a Protocol would be slow for images in memory
         where = f"the file {getattr(source, 'name', '')!r}"  # BytesIO has no name
-        return read_stream(source, where, limits), where
-    return None, "the given image"
+        data = read_stream(source, where, limits)
+    else:
+        return None, "the given image"
+    if len(data) > limits.bytes:
+        raise file_too_large_error(where, "more", limits)
+    if not data:
+        raise DataError(f"{where} is empty; expected an image, not zero bytes")
+    return data, where
 
 
-def open_undecoded(data: bytes, where: str, limits: ImageLimits, *, full_size: bool = True) -> Image.Image:
-    """The image with its header read and checked, not yet decoded; `full_size`: no reduced JPEG is decoded from it.
+def open_with_plugin(data: bytes, where: str, limits: ImageLimits) -> Image.Image:
+    """The image of any format but JPEG, with its header read and checked, not yet decoded.
 
     Pillow's Image.open is not used: it tries all plugins, and some of them start programs.
     """
-    with wrap_image_errors(where):
-        check_file_size(data, where, limits)
-        kind = detect_image_format(data)
-        if kind is None:
-            raise unsupported_format_error(data, where)
-        size = read_webp_size(data) if kind == "WebP" else None
-        if size is not None:  # before its decoder allocates the canvas
-            check_pixels(*size, where, limits, MAX_WEBP_PIXELS)
-        if kind == "TIFF":
-            check_tiff_tables(data, where)
-        if kind == "JPEG" and (count := data.count(jpeg.EXIF_START)) > MAX_EXIF_SEGMENTS:
-            raise DataError(f"{where} has {count} EXIF segments; expected at most {MAX_EXIF_SEGMENTS}: save it again")
-        module, opener = PLUGINS[kind]
-        file = BoundedFile(data, where)
-        image: Any = getattr(import_module(module), opener)(file, "")  # imported when it is needed
-        if kind == "BMP":
-            file.reads_left = inf  # one per run of a compressed one, which has few pixels
-        if kind == "JPEG":
-            check_jpeg_pixels_and_scans(data, image.height, image.width, where, limits, full_size=full_size)
-        else:
-            check_pixels(image.height, image.width, where, limits, get_pixel_limit(image, kind))
-        if kind == "TIFF":
-            check_tiff_compression_and_tiles(image, where, limits)
-        covered = sum((right - left) * (bottom - top) for _, (left, top, right, bottom), *_ in image.tile)
-        if covered > MAX_TILE_COVERAGE * image.width * image.height:
-            raise DataError(f"{where} stores its pixels many times over; expected each once: save it again")
-        return image
+    kind = detect_image_format(data)
+    if kind is None:
+        raise unsupported_format_error(data, where)
+    size = read_webp_size(data) if kind == "WebP" else None
+    if size is not None:  # before its decoder allocates the canvas
+        check_pixels(*size, where, limits, MAX_WEBP_PIXELS)
+    if kind == "TIFF":
+        check_tiff_tables(data, where)
+    module, opener = PLUGINS[kind]
+    file = BoundedFile(data, where)
+    image: Any = getattr(import_module(module), opener)(file, "")  # imported when it is needed
+    if kind == "BMP":
+        file.reads_left = inf  # one per run of a compressed one, which has few pixels
+    check_pixels(image.height, image.width, where, limits, get_pixel_limit(image, kind))
+    if kind == "TIFF":
+        check_tiff_compression_and_tiles(image, where, limits)
+    covered = sum((right - left) * (bottom - top) for _, (left, top, right, bottom), *_ in image.tile)
+    if covered > MAX_TILE_COVERAGE * image.width * image.height:
+        raise DataError(f"{where} stores its pixels many times over; expected each once: save it again")
+    return image
 
 
 def detect_image_format(data: bytes) -> str | None:
@@ -282,13 +288,6 @@ def read_webp_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def check_file_size(data: bytes, where: str, limits: ImageLimits) -> None:
-    if len(data) > limits.bytes:
-        raise file_too_large_error(where, "more", limits)
-    if not data:
-        raise DataError(f"{where} is empty; expected an image, not zero bytes")
-
-
 def check_pixels(rows: int, columns: int, where: str, limits: ImageLimits, format_limit: int = MAX_PIXELS) -> None:
     """Check the size against the user's limit or, by default, the limit of the format."""
     max_pixels = format_limit if limits.pixels is None else limits.pixels
@@ -299,17 +298,15 @@ def check_pixels(rows: int, columns: int, where: str, limits: ImageLimits, forma
         raise DataError(f"{where} is {rows}×{columns} pixels; expected sides of at most {MAX_SIDE}: crop it first")
 
 
-def check_jpeg_pixels_and_scans(
-    data: bytes, rows: int, columns: int, where: str, limits: ImageLimits, *, full_size: bool
-) -> None:
-    """Check pixels and scans: each scan covers the image; 10 are usual, a malicious file has thousands."""
-    if not jpeg.needs_full_image_in_memory(data):
-        check_pixels(rows, columns, where, limits, MAX_FULL_JPEG_PIXELS if full_size else MAX_REDUCED_JPEG_PIXELS)
-        return
-    check_pixels(rows, columns, where, limits)
-    scans, max_scans = data.count(jpeg.SCAN_MARKER), max(1, MAX_SCANNED_PIXELS // max(1, rows * columns))
-    if scans > max_scans:
-        raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {max_scans} at this size: save it again")
+def read_exif_orientation(image: Image.Image) -> int:
+    if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
+        return 1
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except DataError:  # the EXIF of a PNG may follow its pixels, which exceed a limit
+        raise
+    except Exception:  # broken EXIF; the pixels may be intact
+        return 1
 
 
 def check_tiff_tables(data: bytes, where: str) -> None:

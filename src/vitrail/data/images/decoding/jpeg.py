@@ -1,19 +1,37 @@
-"""JPEG by simplejpeg, if it is installed and bit-identical to Pillow: it imports faster and decodes as fast."""
+"""JPEG: its limits, its orientation, and its decoding at full or reduced size.
+
+simplejpeg decodes if it is installed and bit-identical to Pillow: it imports faster and decodes as fast.
+"""
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags
+from PIL import ExifTags, Image
+
+from vitrail.base.errors import DataError
+from vitrail.data.images.decoding.image_formats import (
+    BoundedFile,
+    ImageLimits,
+    check_pixels,
+    read_exif_orientation,
+)
 
 try:
     import simplejpeg
 except ImportError:  # Pillow decodes to the same pixels
     simplejpeg: Any = None
 
+MAX_FULL_PIXELS = 89_478_485  # of a baseline JPEG decoded at full size: where Pillow warns
+MAX_REDUCED_PIXELS = 178_956_970  # of a baseline JPEG decoded at a reduced size: where Pillow refuses
+MAX_SCANNED_PIXELS = 2**32  # pixels × scans
+MAX_EXIF_SEGMENTS = 16  # each 64 kB; Pillow joins them one by one
+SWAPPED_ORIENTATIONS = (5, 6, 7, 8)  # of EXIF, which swap rows and columns
+SIGNATURE = b"\xff\xd8\xff"
 EXIF_SHORT_TYPE = 3  # type of the orientation entry
 APP1, SOS = 0xE1, 0xDA  # segment markers: EXIF or XMP, and start of scan
 EXIF_START = b"Exif\0\0"  # of an APP1 segment
@@ -30,10 +48,83 @@ class JpegHeader(NamedTuple):
     columns: int
     orientation: int  # of EXIF; rows and columns are those before it is applied
 
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        swapped = self.orientation in SWAPPED_ORIENTATIONS
+        return (self.columns, self.rows) if swapped else (self.rows, self.columns)
+
+
+class DecodedJpeg(NamedTuple):
+    """RGB pixels at size / divisor, rounded up, without the orientation applied; an array if by simplejpeg."""
+
+    pixels: NDArray[np.uint8] | Image.Image
+    header: JpegHeader
+    divisor: int
+
+
+def is_jpeg(data: bytes) -> bool:
+    return data.startswith(SIGNATURE)
+
+
+def decode_jpeg(
+    data: bytes,
+    where: str,
+    limits: ImageLimits,
+    choose_divisor: Callable[[JpegHeader], int],
+    *,
+    max_pixels: int = MAX_FULL_PIXELS,
+    max_simplejpeg_pixels: int = MAX_REDUCED_PIXELS,
+) -> DecodedJpeg:
+    """Decode at 1, 1/2, 1/4 or 1/8 of its size, as `choose_divisor` says.
+
+    `max_pixels` are those of a baseline JPEG before it is reduced. If more than `max_simplejpeg_pixels` are decoded,
+    Pillow does it.
+    """
+    header = read_jpeg_header(data)
+    if header is not None:
+        check_pixels_and_scans(data, header, where, limits, max_pixels)
+        divisor = choose_divisor(header)
+        if divisor == 1:
+            check_pixels(header.rows, header.columns, where, limits, MAX_FULL_PIXELS)
+        small = header.rows * header.columns <= max_simplejpeg_pixels * divisor * divisor
+        pixels = try_decode_jpeg(data, header, divisor) if small else None
+        if pixels is not None:
+            return DecodedJpeg(pixels, header, divisor)
+    image = open_jpeg(data, where, limits, max_pixels)  # may read another size, and decode what simplejpeg did not
+    header = JpegHeader(image.height, image.width, read_exif_orientation(image))
+    divisor = choose_divisor(header)
+    if divisor > 1:
+        image.draft(image.mode, (image.width // divisor, image.height // divisor))
+    else:
+        check_pixels(header.rows, header.columns, where, limits, MAX_FULL_PIXELS)
+    image.load()
+    return DecodedJpeg(image if image.mode == "RGB" else image.convert("RGB"), header, divisor)
+
+
+def open_jpeg(data: bytes, where: str, limits: ImageLimits, max_pixels: int = MAX_FULL_PIXELS) -> Image.Image:
+    """The image by Pillow, with its header read and checked, not yet decoded; of an MPO (from phones) the first one."""
+    if (count := data.count(EXIF_START)) > MAX_EXIF_SEGMENTS:
+        raise DataError(f"{where} has {count} EXIF segments; expected at most {MAX_EXIF_SEGMENTS}: save it again")
+    image: Any = import_module("PIL.JpegImagePlugin").jpeg_factory(BoundedFile(data, where), "")
+    check_pixels_and_scans(data, JpegHeader(image.height, image.width, 1), where, limits, max_pixels)
+    return image
+
+
+def check_pixels_and_scans(data: bytes, header: JpegHeader, where: str, limits: ImageLimits, max_pixels: int) -> None:
+    """Check pixels and scans: each scan covers the image; 10 are usual, a malicious file has thousands."""
+    rows, columns, _ = header
+    if not needs_full_image_in_memory(data):
+        check_pixels(rows, columns, where, limits, max_pixels)
+        return
+    check_pixels(rows, columns, where, limits)
+    scans, max_scans = data.count(SCAN_MARKER), max(1, MAX_SCANNED_PIXELS // max(1, rows * columns))
+    if scans > max_scans:
+        raise DataError(f"{where} is a JPEG in {scans} scans; expected at most {max_scans} at this size: save it again")
+
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
     """The header of a JPEG; None if it is not a JPEG or Pillow has to decode it."""
-    if simplejpeg is None or not data.startswith(b"\xff\xd8\xff"):
+    if simplejpeg is None or not is_jpeg(data):
         return None
     try:
         rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data)

@@ -2,33 +2,27 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile
+from PIL import Image, ImageFile
 
 from vitrail.base.errors import DataError
 from vitrail.data.images.decoding.image_formats import (
     DEFAULT_LIMITS,
+    EXIF_TRANSPOSES,
     PILLOW_FORMATS,
     ImageLimits,
-    open_undecoded,
+    open_with_plugin,
     read_encoded_bytes_and_name,
+    read_exif_orientation,
+    read_image_file,
     wrap_image_errors,
 )
+from vitrail.data.images.decoding.jpeg import is_jpeg, open_jpeg
 
-EXIF_TRANSPOSES = {  # EXIF orientation → what makes the image upright
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-SWAPPED_ORIENTATIONS = (5, 6, 7, 8)  # orientations that swap rows and columns
 PILLOW_DEFAULT_MAX_PIXELS = 89_478_485  # Pillow's default of PIL.Image.MAX_IMAGE_PIXELS
-MAX_EXIF_BYTES = 2**20  # in PNG and WebP; Pillow expands its tables twentyfold
 STRIP_PIXELS = 2**20  # pixels converted at once
 EXPECTED_ARRAY = "an array (rows, columns) or (rows, columns, 1, 3 or 4)"
 EXPECTED_TENSOR = "a tensor (1 or 3, rows, columns)"
@@ -53,8 +47,7 @@ def open_image(source: Any) -> Image.Image:
     limits = get_pillow_or_default_limits()
     data, where = read_encoded_bytes_and_name(source, limits)
     if data is not None:
-        with wrap_image_errors(where), open_undecoded(data, where, limits) as image:
-            return to_rgb(to_upright_8_bit(image, where))
+        return open_encoded_image(data, where, limits)
     if isinstance(source, Image.Image):
         with wrap_image_errors(where):
             check_pillow_format(source)
@@ -67,6 +60,23 @@ def open_image(source: Any) -> Image.Image:
             return to_rgb(to_upright_8_bit(pillow_image_from_tensor(source), "the given tensor"))
     kinds = f"a path, bytes, a binary file, a Pillow image, {EXPECTED_ARRAY} or {EXPECTED_TENSOR}"
     raise DataError(f"the image is a {type(source).__name__}; expected {kinds}")
+
+
+def open_encoded_image(data: bytes, where: str, limits: ImageLimits) -> Image.Image:
+    with wrap_image_errors(where), open_undecoded(data, where, limits) as image:
+        return to_rgb(to_upright_8_bit(image, where))
+
+
+def open_undecoded(data: bytes, where: str, limits: ImageLimits) -> Image.Image:
+    """The image with its header read and checked, not yet decoded."""
+    return open_jpeg(data, where, limits) if is_jpeg(data) else open_with_plugin(data, where, limits)
+
+
+def open_undecoded_file(path: str | Path) -> Image.Image:
+    """The image in a file, not yet decoded, within the default limits."""
+    where = str(path)
+    with wrap_image_errors(where):
+        return open_undecoded(read_image_file(path, where, DEFAULT_LIMITS), where, DEFAULT_LIMITS)
 
 
 def get_pillow_or_default_limits() -> ImageLimits:
@@ -106,17 +116,6 @@ def to_upright_8_bit(image: Image.Image, where: str) -> Image.Image:
     if image.mode == "F":
         raise DataError(f"{where} has float pixels; expected 8 or 16 bits: pass an array of floats from 0 to 1")
     return convert_in_strips(image, "RGB", blend_over_white) if image.has_transparency_data else image
-
-
-def read_exif_orientation(image: Image.Image) -> int:
-    if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
-        return 1
-    try:
-        return image.getexif().get(ExifTags.Base.Orientation, 1)
-    except DataError:  # the EXIF of a PNG may follow its pixels, which exceed a limit
-        raise
-    except Exception:  # broken EXIF; the pixels may be intact
-        return 1
 
 
 def convert_in_strips(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
