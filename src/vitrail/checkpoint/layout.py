@@ -19,7 +19,8 @@ from vitrail.checkpoint.description import TYPE_NAMES, Description
 from vitrail.checkpoint.layouts import SOURCE_NAMES
 from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
 from vitrail.checkpoint.resample import ResamplingPolicy
-from vitrail.checkpoint.weight_files import WRAPPER_KEYS, RawContents
+from vitrail.checkpoint.torch_files import WRAPPER_KEYS
+from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checkpoint_side import SourceNames
 from vitrail.models.base.family import Family

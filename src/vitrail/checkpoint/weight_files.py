@@ -88,10 +88,10 @@ def read_raw_contents(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
     Of a training run with a teacher, the teacher is read, or all `parts` by PART.NAME, for example student.norm.weight.
     """
     with wrap_damaged_file_errors(path):
-        if path.is_dir():
-            files, folder = find_weight_files(path), path
-        elif path.is_file():
+        if path.is_file():
             files, folder = [path], path.parent if path.name in WEIGHT_FILES else None
+        elif path.is_dir():
+            files, folder = find_weight_files(path), path
         elif path.exists():
             raise CheckpointError(f"{path} is neither a file nor a folder; expected a checkpoint")
         else:

@@ -128,7 +128,11 @@ def parse_description_fields(data: dict[str, Any]) -> dict[str, Any]:
 def is_exported(place: str | Path) -> bool:
     """Whether a path is an ONNX file, or a folder with an export in it and no weights next to it."""
     path = Path(place)
-    if path.suffix == ".onnx" or has_export_config(path):
+    if path.suffix == ".onnx":
+        return True
+    if not path.is_dir():
+        return False
+    if has_export_config(path):
         return True
     there = [name for name in (ONNX_FILE, TORCH_PROGRAM_FILE, *CHECKPOINT_WEIGHT_FILES) if (path / name).exists()]
     return there in ([ONNX_FILE], [TORCH_PROGRAM_FILE], [ONNX_FILE, TORCH_PROGRAM_FILE])

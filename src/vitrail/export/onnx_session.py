@@ -61,7 +61,7 @@ def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str
     size = model.stat().st_size
     if size > MAX_ONNX_BYTES:
         raise CheckpointError(f"{model} has {size:,} bytes; expected an ONNX file, of at most {MAX_ONNX_BYTES:,}")
-    found, before = dict[str, str](), get_onnx_files_fingerprint(model)
+    found = dict[str, str]()
     checked = [each for each in (model, external_data_path(model)) if each.name in checksums]
     # a daemon thread: opening computes constants, which may take hours
     opener = SessionOpener(model, threads)
@@ -80,8 +80,6 @@ def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str
         raise CheckpointError(
             f"{model} cannot be run: {describe_error(opener.failure)}; expected a complete ONNX file: export it again"
         ) from None
-    if get_onnx_files_fingerprint(model) != before:
-        raise CheckpointError(f"{model} changed while it was opened; try again")
     return opener.session
 
 
@@ -107,12 +105,6 @@ def add_checksums(checksums: dict[str, str], files: Sequence[Path]) -> None:
             checksums[file.name] = file_checksum(file)
         except OSError as error:
             checksums[file.name] = describe_error(error)  # never equal to a checksum
-
-
-def get_onnx_files_fingerprint(file: Path) -> tuple[tuple[int, ...], ...]:
-    """Identifies the state of a model and its .data file: it changes when either is replaced or written to."""
-    found = [os.stat(each) for each in (file, external_data_path(file)) if each.exists()]  # noqa: PTH116
-    return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
 
 
 def run_with_timeout(

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.base.errors import CheckpointError, VitrailError, describe_error, missing_package_error
-from vitrail.base.files import file_checksum
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.atomic_folder import write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, ExportDescription
@@ -70,13 +69,8 @@ def import_onnx() -> Any:
     return onnx
 
 
-def write_int8_export(
-    file: Path, folder: Path, about: ExportDescription, pixels: NDArray[np.uint8], checksum: str | None = None
-) -> None:
-    """Quantise an exported file into an exported folder, and record how often both agree on these images.
-
-    If `checksum` is given, nothing is written unless it is still the file's after quantising.
-    """
+def write_int8_export(file: Path, folder: Path, about: ExportDescription, pixels: NDArray[np.uint8]) -> None:
+    """Quantise an exported file into an exported folder, and record how often both agree on these images."""
     with write_folder_atomically(folder) as place:
         try:
             quantise_onnx_file(file, place / ONNX_FILE, pixels[:8])
@@ -91,8 +85,6 @@ def write_int8_export(
             ) from error
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
         write_description_and_onnx_metadata(place, about)
-        if checksum not in (None, file_checksum(file)):
-            raise CheckpointError(f"{file} was replaced while it was quantised to int8; try again")
 
 
 def write_description_and_onnx_metadata(place: Path, about: ExportDescription) -> None:

@@ -65,7 +65,7 @@ def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path
     path = get_cache_folder() / EXPORTS_FOLDER / hash_texts(__version__, "int8", *checksums, about.to_json())
 
     def write(path: Path) -> None:
-        write_int8_export(exported.file, path, about, make_photo_crops(32, about.preprocessing), checksums[0])
+        write_int8_export(exported.file, path, about, make_photo_crops(32, about.preprocessing))
 
     return open_or_write_export(path, write, open_export)
 

@@ -4,7 +4,6 @@ Weights, their moving average, the state of optimizers and random number generat
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitrail.base.errors import CheckpointError, describe_error
-from vitrail.base.files import open_regular_file_descriptor, write_atomically
+from vitrail.base.files import check_regular_file, write_atomically
 from vitrail.base.json_yaml import parse_json
 from vitrail.checkpoint.checksums import CHECKSUM_KEY, add_checksum_to_header, matches_header_checksum
 
@@ -59,7 +58,7 @@ def read_training_state(path: Path) -> TrainingState:
 
 
 def read_verified_state(path: Path) -> TrainingState:
-    os.close(open_regular_file_descriptor(path))
+    check_regular_file(path.stat())
     with safe_open(path, "pt") as file:
         header: dict[str, str] = dict(file.metadata() or {})
         if header.keys() - {HEADER_KEY, CHECKSUM_KEY} or HEADER_KEY not in header:  # finds a damaged key, too

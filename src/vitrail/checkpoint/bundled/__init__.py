@@ -1,12 +1,14 @@
 """Small trained models inside the package, opened by name. See README.md."""
 
+from functools import cache
 from pathlib import Path
 
 BUNDLED_FOLDER = Path(__file__).parent
 
 
-def list_bundled_models() -> list[str]:
-    return sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json"))
+@cache
+def list_bundled_models() -> tuple[str, ...]:
+    return tuple(sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json")))
 
 
 def find_bundled_model(name: str | Path) -> Path | None:
