@@ -22,7 +22,7 @@ from vitrail.predict.model_checksums import compute_model_checksums
 from vitrail.predict.output.job_file import identify_model
 from vitrail.predict.translator import GREEDY
 
-NAMES = list_bundled_models()
+NAMES = list(list_bundled_models())
 TRANSLATOR = "transformer_tatoeba"
 IMAGE_MODELS = [name for name in NAMES if name != TRANSLATOR]
 README = (BUNDLED_FOLDER / "README.md").read_text("utf-8")

@@ -13,7 +13,7 @@ from PIL import Image, ImageFile
 from support.encoded_images import encode_test_image
 
 from vitrail.base.errors import ConfigError, DataError
-from vitrail.data.images.decoding import jpeg
+from vitrail.data.images.decoding import image_formats, jpeg
 from vitrail.data.images.decoding.image_formats import ImageLimits
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.images.preprocessing import Preprocessing
@@ -139,7 +139,7 @@ def test_file_without_read_permission(tmp_path: Path, monkeypatch: pytest.Monkey
 
     path = tmp_path / "a.jpg"
     path.write_bytes(encode_test_image("JPEG", 8, 8))
-    monkeypatch.setattr(os, "open", forbidden)
+    monkeypatch.setattr(image_formats, "open", forbidden, raising=False)
     assert refused(path).startswith(f"'{path}' cannot be read: Permission denied; expected")
 
 
