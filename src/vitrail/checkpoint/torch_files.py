@@ -30,7 +30,7 @@ from vitrail.base.pickle_reader import (
     evaluate_pickle,
     replace_unsafe_key,
 )
-from vitrail.checkpoint.zip_archives import fill_memory_from_file, read_zip_entry
+from vitrail.checkpoint.zip_archives import fill_memory, read_zip_entry
 
 WRAPPER_KEYS = ("teacher", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "module")
 LEGACY_MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001  # format of torch.save until 1.6
@@ -173,7 +173,7 @@ def read_legacy_torch_file(path: Path, file: IO[bytes], size: int, parts: tuple[
     if len(offsets) < len(reader.storages):
         raise PickleError("describes more values than it holds")
     return reader.read_tensors(
-        path, data, parts, lambda key, memory: fill_memory_from_file(file, offsets[key], memory), "little"
+        path, data, parts, lambda key, memory: fill_memory(file.fileno(), offsets[key], memory), "little"
     )
 
 

@@ -36,7 +36,7 @@ from vitrail.checkpoint.weight_folders import (
 from vitrail.checkpoint.zip_archives import (
     check_zip_directory,
     check_zip_entries,
-    fill_memory_at_offset,
+    fill_memory,
     read_npz_arrays,
 )
 from vitrail.data.images.decoding.image_formats import detect_image_format
@@ -165,7 +165,7 @@ def read_safetensors(path: Path, file: IO[bytes], size: int) -> RawContents:
         raise CheckpointError(f"{path} has {size - 8 - length - position} bytes after its tensors; it may be damaged")
     memories = [tensor.flatten().view(torch.uint8).numpy().data for tensor in tensors.values()]
     with ThreadPoolExecutor(min(4, count_cores())) as pool:  # half of the time is spent on fresh memory pages
-        list(pool.map(fill_memory_at_offset, repeat(file.fileno()), offsets, memories))
+        list(pool.map(fill_memory, repeat(file.fileno()), offsets, memories))
     return RawContents(path=path, kind="safetensors", tensors=dict(sorted(tensors.items())), header=metadata)
 
 

@@ -78,25 +78,13 @@ def find_entry_offset(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
 def read_zip_entry(file: IO[bytes], archive: zipfile.ZipFile, entry: zipfile.ZipInfo, memory: memoryview) -> None:
     """Fill `memory` with the first bytes of an entry; an uncompressed entry is read without a copy."""
     if entry.compress_type == zipfile.ZIP_STORED:
-        fill_memory_from_file(file, find_entry_offset(file, entry), memory)
+        fill_memory(file.fileno(), find_entry_offset(file, entry), memory)
     else:
-        with archive.open(entry) as stream:
-            fill_memory_from_file(stream, 0, memory)
+        memory[:] = archive.read(entry)[: len(memory)]
 
 
-def fill_memory_from_file(file: IO[bytes], start: int, memory: memoryview) -> None:
-    """Fill `memory` with the bytes of a file, starting at offset `start`."""
-    file.seek(start)
-    done = 0
-    while done < len(memory):
-        count = file.readinto(memory[done : done + MAX_READ_BYTES])  # pyright: ignore[reportAttributeAccessIssue]
-        if not count:
-            raise EOFError(f"{len(memory) - done} bytes are missing at the end")
-        done += count
-
-
-def fill_memory_at_offset(descriptor: int, start: int, memory: memoryview) -> None:
-    """Like `read_into_memory`, without moving the file position, so that several threads can read at once."""
+def fill_memory(descriptor: int, start: int, memory: memoryview) -> None:
+    """Fill `memory` with the bytes of a file from offset `start`; its position stays, so several threads can read."""
     done = 0
     while done < len(memory):
         count = os.preadv(descriptor, [memory[done : done + MAX_READ_BYTES]], start + done)

@@ -51,7 +51,10 @@ def make_allowed_pickle_globals(budget: StepBudget) -> dict[str, object]:
 
     core = ("numpy.core", "numpy._core")
     return {
-        **{f"{each}.multiarray._reconstruct": AllowedCall(make_empty_array_stand_in) for each in core},
+        **{
+            f"{each}.multiarray._reconstruct": AllowedCall(lambda _class, _shape, _code: ArrayStandIn())
+            for each in core
+        },
         **{f"{each}.numeric._frombuffer": AllowedCall(make_filled_array_stand_in) for each in core},
         "numpy.ndarray": AllowedCall(ArrayStandIn),
         "numpy.dtype": AllowedCall(DTypeStandIn),
@@ -82,19 +85,14 @@ class ArrayStandIn:
         _, shape, _, columns_first, values = state
         self.fill(values, shape, columns_first=bool(columns_first))
 
-    def fill(self, values: Any, shape: Any, *, columns_first: bool) -> None:
+    def fill(self, values: Any, shape: Any, *, columns_first: bool) -> "ArrayStandIn":
         if not isinstance(values, bytes | bytearray):
             raise PickleError("has an array without values")
         if not isinstance(shape, tuple) or len(shape) > MAX_DIMENSIONS or any(type(each) is not int for each in shape):
             raise PickleError("has an array without a shape")
         self.values = np.frombuffer(values, np.uint8).reshape(shape, order="F" if columns_first else "C")
-
-
-def make_empty_array_stand_in(_class: Any, _shape: Any, _code: Any) -> ArrayStandIn:
-    return ArrayStandIn()
+        return self
 
 
 def make_filled_array_stand_in(values: Any, _kind: Any, shape: Any, order: Any) -> ArrayStandIn:
-    array = ArrayStandIn()
-    array.fill(values, shape, columns_first=isinstance(order, str) and order == "F")
-    return array
+    return ArrayStandIn().fill(values, shape, columns_first=isinstance(order, str) and order == "F")
