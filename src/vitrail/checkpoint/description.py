@@ -49,7 +49,7 @@ class Description:
         """Parse the result of `to_json`; fields that are missing in older versions take their defaults."""
         try:
             data = parse_json(text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise CheckpointError(f"{where} is not JSON: {error}; expected a file written by vitrail.save") from None
         return cls.from_dict(data, where)
 

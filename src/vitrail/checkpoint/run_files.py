@@ -84,6 +84,6 @@ def try_read_plan(folder: Path) -> tuple[dict[str, Any], str]:
     """The contents of run.json, and what is wrong with it."""
     try:
         plan = read_plan(folder)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return {}, f"{PLAN_FILE}: {describe_error(error)}"
     return (plan, "") if plan else ({}, f"{PLAN_FILE}: it is not a run's plan")

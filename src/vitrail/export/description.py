@@ -77,7 +77,7 @@ class ExportDescription:
         """Read `to_json` back. Unknown fields of a newer vitrail are ignored unless the format has changed."""
         try:
             data: Any = parse_json(text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise CheckpointError(f"{where} is not JSON: {error}; expected what `vitrail export` wrote") from None
         if isinstance(data, dict):
             try:

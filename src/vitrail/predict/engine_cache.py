@@ -108,7 +108,7 @@ def read_engine_speeds(key: str) -> dict[str, Any] | None:
         if not isinstance(found, dict) or CHECKSUM_KEY not in found:
             return None
         rest = verify_and_remove_checksum(found)
-    except (OSError, ValueError, RecursionError, VitrailError):
+    except (OSError, ValueError, VitrailError):
         return None
     speeds = rest.get("measured")
     return speeds if rest.get("key") == key and isinstance(speeds, dict) else None

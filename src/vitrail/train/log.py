@@ -55,7 +55,7 @@ class ParsedLog:
 def parse_log_line(line: str) -> LogRecord | None:
     try:
         values = parse_json(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     if not isinstance(values, dict):
         return None

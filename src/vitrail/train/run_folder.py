@@ -124,7 +124,7 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.folder} is not a run: it has no {PLAN_FILE}; expected a folder that `vitrail train` wrote"
             ) from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{self.folder / PLAN_FILE} cannot be read: {describe_error(error)}; expected what `vitrail "
                 "train` wrote"
@@ -199,7 +199,7 @@ def may_be_plan_file(path: Path) -> bool:
     """Whether vitrail may have written it, even if it was edited since; a run.json of other programs is kept."""
     try:
         found: Any = parse_json(read_text(path))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return False
     return isinstance(found, dict) and (not found or not found.keys().isdisjoint((CHECKSUM_KEY, "request")))
 

@@ -67,10 +67,7 @@ def parse_tokenizer(text: str) -> "Tokenizer":
 
     if len(text) > MAX_JSON_LENGTH:
         raise ValueError(f"it has {len(text):,} characters; expected at most {MAX_JSON_LENGTH:,}")
-    try:
-        data = parse_json(text, MAX_JSON_VALUES)
-    except RecursionError as error:
-        raise ValueError(describe_error(error)) from None
+    data = parse_json(text, MAX_JSON_VALUES)
     if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
         raise ValueError("it has no `model`; expected the file of a tokenizer")  # noqa: TRY004  # callers expect it
     count = check_vocabulary(data)

@@ -24,7 +24,7 @@ def read_real_labels(path: Path) -> list[tuple[int, ...]]:
     expected = f"expected real.json: a list of {IMAGENET_VAL_IMAGES} lists of class indices"
     try:
         labels: Any = parse_json(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {describe_error(error)}; {expected}") from None
     if not isinstance(labels, list) or len(labels) != IMAGENET_VAL_IMAGES or not all(map(is_label_list, labels)):
         raise DataError(f"{path} holds no ReaL labels; {expected}")
