@@ -174,7 +174,7 @@ def read_torch_or_npz_zip(path: Path, file: IO[bytes], size: int, parts: tuple[s
     with zipfile.ZipFile(file) as archive:
         check_zip_entries(path, file, size, archive)
         if any(name.endswith(".npy") for name in archive.namelist()):
-            return RawContents(path=path, kind="npz", tensors=read_npz_arrays(path, file, archive))
+            return RawContents(path=path, kind="npz", tensors=read_npz_arrays(path, archive))
         return RawContents(path=path, kind="pickle", **vars(read_torch_zip(path, file, size, archive, parts)))
 
 

@@ -93,9 +93,9 @@ def fill_memory(descriptor: int, start: int, memory: memoryview) -> None:
         done += count
 
 
-def read_npz_arrays(path: Path, file: IO[bytes], archive: zipfile.ZipFile) -> dict[str, Tensor]:
+def read_npz_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
     """Read the numeric arrays; each header is checked against the size of its entry before memory is allocated."""
-    dtypes: dict[str, np.dtype[Any]] = {}
+    tensors = dict[str, Tensor]()
     for info in archive.infolist():
         with archive.open(info) as stream:
             version = np.lib.format.read_magic(stream)
@@ -110,16 +110,16 @@ def read_npz_arrays(path: Path, file: IO[bytes], archive: zipfile.ZipFile) -> di
                     f"{path}: {info.filename} has {info.file_size} bytes, too few or too many for shape {shape}; "
                     "it may be truncated"
                 )
-        if dtype.kind not in "US" and not is_numeric(dtype):  # without it, the rest might be another model
-            raise CheckpointError(
-                f"{path}: {info.filename} has dtype {dtype.name}; expected float32, float16, bfloat16 or float64: "
-                "convert quantised weights with the library that wrote them"
-            )
-        dtypes[info.filename.removesuffix(".npy")] = dtype
-    numeric = [name for name, dtype in dtypes.items() if is_numeric(dtype)]
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as arrays:
-        return {name: tensor_from_array(arrays[name]) for name in numeric}
+            if is_numeric(dtype):
+                stream.seek(0)
+                array = np.lib.format.read_array(stream, allow_pickle=False)
+                tensors[info.filename.removesuffix(".npy")] = tensor_from_array(array)
+            elif dtype.kind not in "US":  # without it, the rest might be another model
+                raise CheckpointError(
+                    f"{path}: {info.filename} has dtype {dtype.name}; expected float32, float16, bfloat16 or float64: "
+                    "convert quantised weights with the library that wrote them"
+                )
+    return tensors
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
