@@ -33,9 +33,8 @@ import vitrail
 from vitrail.base.machine import describe_machine
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.predict.predictions import softmax
-from vitrail.study.bench import BenchCase, BenchRequest, run_benchmark
-from vitrail.study.bench_results import BenchLine, format_quartiles
-from vitrail.study.result_files import collect_versions
+from vitrail.study.bench import BenchCase, BenchLine, BenchRequest, format_quartiles, run_benchmark
+from vitrail.study.timing import collect_versions
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"

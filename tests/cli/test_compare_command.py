@@ -57,6 +57,15 @@ def test_report(photos: Path, teacher: Path, student: Path, tmp_path: Path, caps
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_table_in_a_file(photos: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("compare", teacher, "--data", photos, "--out", tmp_path / "table.csv")
+    assert capsys.readouterr().out.endswith(f"\n\nwritten: {tmp_path / 'table.csv'}\n")
+    heading, truth, model = (tmp_path / "table.csv").read_text("utf-8").splitlines()
+    assert heading == "#,voter,correct,0,1"
+    assert truth.startswith("0,ground truth,1.0,0.0,")
+    assert model.startswith("1,teacher,")
+
+
 def test_json_matches_eval(photos: Path, teacher: Path, student: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("compare", teacher, student, "--data", photos, "--json")
     data = json.loads(capsys.readouterr().out)

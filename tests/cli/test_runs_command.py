@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.base.errors import DataError
+from vitrail.base.errors import ConfigError, DataError
 from vitrail.cli import build_app
 
 
@@ -50,7 +50,7 @@ def test_table_of_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         "1:00:01",
         *["stopped", "at", "step", "2"],
     ]
-    assert lines[4].startswith("odd?[31m ")
+    assert lines[4].startswith(r"odd\x1b[31m ")
     assert "damaged: run.json: Expecting property name" in lines[4]
     assert lines[5].split()[:2] == ["void", "0/?"]
 
@@ -80,6 +80,19 @@ def test_curves_are_plotted(folder: Path, tmp_path: Path, capsys: pytest.Capture
     run(folder, "--out", tmp_path / "curves.png")
     assert capsys.readouterr().out.endswith(f"\ncurves in {tmp_path / 'curves.png'}\n")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".json", ".csv", ".md", ".tex", ".html"])
+def test_table_in_a_file(folder: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"new/table{suffix}"
+    run(folder, "-o", path)
+    assert capsys.readouterr().out.endswith(f"\nwritten: {path}\n")
+    text = path.read_text("utf-8")
+    assert ("0.3333333333333333" if suffix in (".json", ".csv") else "0.3333") in text
+    assert text.isprintable() or not {"\x1b", "\x00"} & {*text}
+    with pytest.raises(ConfigError, match="already exists"):
+        run(folder, "-o", path)
+    run(folder, "-o", path, "--overwrite")
 
 
 def test_folder_without_runs_is_a_one_line_error(tmp_path: Path) -> None:

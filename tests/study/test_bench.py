@@ -15,11 +15,16 @@ from support.saved_models import write_convnet_folder, write_model_folder
 import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.study import bench as benches
-from vitrail.study import bench_engines, bench_startup, timing
-from vitrail.study.bench import BenchRequest, run_benchmark
-from vitrail.study.bench_engines import ModelFiles, make_predict_step, random_pixels
-from vitrail.study.bench_results import BenchLine, BenchResults
-from vitrail.study.bench_startup import StartupError, StartupMeasurement, measure_startup
+from vitrail.study import bench_engines, timing
+from vitrail.study.bench import BenchLine, BenchRequest, BenchResults, run_benchmark
+from vitrail.study.bench_engines import (
+    ModelFiles,
+    StartupError,
+    StartupMeasurement,
+    make_predict_step,
+    measure_startup,
+    random_pixels,
+)
 from vitrail.study.timing import PROGRESS_PARTS, CallTimings, MedianAndQuartiles, time_interleaved
 
 
@@ -138,11 +143,11 @@ def results() -> BenchResults:
 
 
 def test_text_of_the_table(results: BenchResults) -> None:
-    heading, _, first, second, third, *_, last = str(results).splitlines()
+    heading, _, first, second, third, *_, last = str(results.table).splitlines()
     names = "model pixels batch threads by images/s ms: p50 p90 p99 MB start s to timm quartiles"
     assert " ".join(heading.split()) == names
     assert first.split()[-1] == "1"
-    assert " ".join(second.split()) == "a 32 4 2 onnx 20.0 250.0 400.0 400.0 100 0.40 1.30 1.20–1.50"
+    assert " ".join(second.split()) == "a 32 4 2 onnx 20.0 250 400 400 100 0.40 1.30 1.20–1.50"
     assert third.split()[4:7] == ["int8", "×", "2"]
     assert last.split()[:2] == ["b", "64×48"]
     bare = BenchResults(lines=tuple(replace(each, start=None, memory=None) for each in results.lines))
@@ -151,18 +156,22 @@ def test_text_of_the_table(results: BenchResults) -> None:
 
 
 def test_models_are_named_by_the_ends_of_their_paths() -> None:
-    """In the tables; JSON has the paths."""
+    """In the tables; JSON and CSV have the paths."""
     found = BenchResults(lines=(line(model="/home/me/runs/ants-1"), line(model="ViT-Ti/16")))
-    assert [row.split()[0] for row in str(found).splitlines()[2:]] == ["ants-1", "ViT-Ti/16"]
-    assert [row[0] for row in found.throughput_cells()[1]] == ["ants-1", "ViT-Ti/16"]
+    assert [row.split()[0] for row in str(found.table).splitlines()[2:]] == ["ants-1", "ViT-Ti/16"]
+    assert [row[0] for row in found.make_throughput_table().rows] == ["ants-1", "ViT-Ti/16"]
+    assert found.table.list_records()[0]["model"] == "/home/me/runs/ants-1"
     assert found.to_json()["lines"][0]["model"] == "/home/me/runs/ants-1"
 
 
 def test_table_of_images_per_second(results: BenchResults) -> None:
-    heading, rows, alignments = results.throughput_cells()
-    assert heading == ("model", "pixels", "batch", "threads", "timm", "onnx", "int8 × 2")
-    assert rows == [("a", "32", "4", "2", "20.0", "20.0", "20.0"), ("b", "64×48", "4", "2", "20.0", "20.0", "")]
-    assert len(alignments) == len(heading)
+    table = results.make_throughput_table()
+    assert [each.name for each in table.columns] == ["model", "pixels", "batch", "threads", "timm", "onnx", "int8 × 2"]
+    assert table.format_cells() == [
+        ["a", "32", "4", "2", "20.0", "20.0", "20.0"],
+        ["b", "64×48", "4", "2", "20.0", "20.0", ""],
+    ]
+    assert str(results).endswith(f"\n\n{table}")
 
 
 def test_files(results: BenchResults, tmp_path: Path) -> None:
@@ -371,9 +380,9 @@ def test_onnx_starts_without_torch(stock: ModelFiles, tmp_path: Path, monkeypatc
 
 
 def test_peak_memory_of_this_process() -> None:
-    before = bench_startup.read_peak_memory()
+    before = bench_engines.read_peak_memory()
     held = random_pixels((64, 1024, 1024))
-    assert bench_startup.read_peak_memory() - before > 0.9 * held.nbytes / 1e6 or before > held.nbytes / 1e6
+    assert bench_engines.read_peak_memory() - before > 0.9 * held.nbytes / 1e6 or before > held.nbytes / 1e6
 
 
 BAD: dict[str, dict[str, Any]] = {

@@ -27,9 +27,15 @@ from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.loaded_model import LoadedModel
-from vitrail.study.compare import ComparedModel, compare, predict_classes
-from vitrail.study.compare_results import ClassDistillationSimilarity, Comparison, Voter
-from vitrail.study.plots import draw_comparison, write_comparison
+from vitrail.study.compare import (
+    ClassDistillationSimilarity,
+    ComparedModel,
+    Comparison,
+    Voter,
+    compare,
+    draw_comparison,
+    predict_classes,
+)
 
 CLASSES = tuple("abcdefg")
 WIDE = Preprocessing(image_size=32, crop=1.0)
@@ -324,7 +330,7 @@ def test_plots(dataset: ArrayDataset, tmp_path: Path) -> None:
     names = ("one", "_hidden", "a $x_1^$", "日本語 \n\x1b", 99 * "long")
     plain, learners = [toy(name) for name in names], [student(name) for name in names]
     for number, models in enumerate(([plain[0]], [learners[0]], [*plain, *learners], 12 * plain)):
-        _, path = write_comparison(compare(models, dataset), {}, tmp_path / "new" / str(number))
+        _, path = compare(models, dataset).write({}, tmp_path / "new" / str(number))
         assert is_drawn(path)
     same = compare([plain[0]], dataset)
     agreed = replace(same, disagreement=((0.0, 0.0), (0.0, 0.0)))

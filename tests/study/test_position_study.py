@@ -11,10 +11,14 @@ from support.figure_checks import check_texts
 from vitrail.base.errors import VitrailError
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
-from vitrail.study.ablation_plan import AblationVariant
 from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
-from vitrail.study.plots import draw_position_study
-from vitrail.study.position_study import POSITION_CELLS, PositionStudyResults, plan_position_ablation
+from vitrail.study.ablation_runs import AblationVariant
+from vitrail.study.position_study import (
+    POSITION_CELLS,
+    PositionStudyResults,
+    draw_position_study,
+    plan_position_ablation,
+)
 from vitrail.train.plan import plan_request
 
 WIDTH, DEPTH, SIDE = 12, 3, 4  # 28 pixels in patches of 7
@@ -105,11 +109,11 @@ def test_gains_and_deviation_by_chance(tmp_path: Path) -> None:
         "(2-D every layer), a range of 13.00",
         "by chance alone, the difference between two means varies by ± 0.76 points",
     ]
-    cells = result.cells()
+    cells = [tuple(row) for row in result.table.format_cells()]
     assert cells[0] == ("none", "", "51.00 ± 1.41", "", "2", "61.38", "")
     assert cells[1] == ("1-D", "at the stem", "61.00 ± 1.41", "+10.00", "2", "64.21", "+2.82")
     assert cells[7] == ("relative", "", "failed", "", "0 of 1", "64.03", "+2.65")
-    assert str(result).splitlines()[3].endswith("  61.00 ± 1.41   +10.00       2  64.21    +2.82")
+    assert str(result).splitlines()[3].endswith("  61.00 ± 1.41   +10.00       2  64.21          +2.82")
     assert result.write(tmp_path)[:2] == [tmp_path / "table.json", tmp_path / "table.md"]
     data = json.loads((tmp_path / "table.json").read_text("utf-8"))
     assert data["rows"][2]["positions_at"] == "layers"

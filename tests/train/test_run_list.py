@@ -12,7 +12,7 @@ from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.models.catalog.catalog import find_preset
 from vitrail.tasks.metric import Metric
 from vitrail.train import log
-from vitrail.train.run_list import RecordedTask, list_run_cells, read_run_summaries, read_run_summary
+from vitrail.train.run_list import RecordedTask, make_run_table, read_run_summaries, read_run_summary
 
 PLAN: dict[str, Any] = {
     "vitrail": "0.1.0",
@@ -91,14 +91,15 @@ def test_run_of_another_task_has_its_own_metric(tmp_path: Path) -> None:
 
 def test_rows_of_a_table_name_their_metric_if_there_are_other_tasks(tmp_path: Path) -> None:
     old, toy = read_run_summary(make_run(tmp_path / "old")), read_run_summary(make_toy_run(tmp_path / "toy"))
-    heading, rows, alignments = list_run_cells([old, toy])
-    assert heading[5:8] == ("metric", "last", "best")
-    assert [row[5:9] for row in rows] == [
-        ("top-1", "50.00%", "75.00%", "1.9000"),
-        ("perplexity", "40", "33.33", "2.0000"),
+    table = make_run_table([old, toy])
+    assert [each.name for each in table.columns[5:8]] == ["metric", "last", "best"]
+    assert [row[5:9] for row in table.format_cells()] == [
+        ["top-1", "50.00%", "75.00%", "1.9000"],
+        ["perplexity", "40", "33.33", "2.0000"],
     ]
-    assert alignments == "llllrlrrrrrl"
-    assert "metric" not in list_run_cells([old])[0]
+    assert [record["best"] for record in table.list_records()] == [0.75, 33.33333]
+    assert table.alignments == "llllrlrrrrrl"
+    assert "metric" not in [each.name for each in make_run_table([old]).columns]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_odd_fields_of_a_recorded_metric_take_their_defaults(tmp_path: Path) -> 
     metrics = [{"name": "x", "label": "x\x1b", "higher_is_better": "no", "is_share": 1, "later": 3}]
     run = read_run_summary(make_toy_run(tmp_path / "toy", {"unit": 3, "metrics": metrics}))
     assert (run.task.unit, run.task.metrics) == ("images", (Metric(name="x", label="x\x1b"),))
-    assert list_run_cells([run])[1][0][5] == "x?"
+    assert make_run_table([run]).format_cells()[0][5] == r"x\x1b"
 
 
 VIT_TINY: dict[str, Any] = json.loads(json.dumps(asdict(find_preset("vit_tiny_patch16_224")[1])))

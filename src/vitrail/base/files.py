@@ -1,12 +1,14 @@
 """Read files within limits and write them atomically. All small files of the package are read and written here."""
 
 import hashlib
+import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from vitrail.base.errors import CheckpointError, ConfigError, OutputError, describe_error, find_nearest_name
 
@@ -129,6 +131,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write readable JSON; the folder is made."""
+    make_folder(path.parent)
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def is_temporary_name(name: str, pattern: str) -> bool:

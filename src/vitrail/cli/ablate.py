@@ -14,6 +14,7 @@ from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_f
 from vitrail.cli.options.train_flags import DEFAULT_STUDENT, StudyFlags, TeacherCache, TeacherModel
 from vitrail.cli.options.values import parse_field, parse_size
 from vitrail.cli.output.messages import print_text
+from vitrail.cli.output.results import split_output
 
 if TYPE_CHECKING:
     from vitrail.study.ablation_runs import TrainingStudy
@@ -65,13 +66,13 @@ def ablate(
         raise ConfigError(f"--teacher-cache {teacher_cache} without --teacher; expected a trained model")
     others = [parse_replacements(item) for item in replaced or ()]
     chosen = flags.resolve_recipe(recipe, collect_given_flags(settings), DEFAULT_STUDENT if teacher else None)
-    seeds = flags.list_seeds(chosen)
+    seeds, (folder, _) = flags.list_seeds(chosen), split_output(flags.out)
     request = flags.make_request(chosen, teacher=teacher, teacher_cache=teacher_cache)
 
-    from vitrail.study.ablation_study import plan_ablation_study
+    from vitrail.study.ablation import plan_ablation_study
 
     study = plan_ablation_study(
-        request, without or (), others, each=each, seeds=seeds, folder=flags.out, device=flags.device
+        request, without or (), others, each=each, seeds=seeds, folder=folder, device=flags.device
     )
     run_study(study, flags)
 
@@ -90,13 +91,19 @@ def parse_replacements(text: str) -> dict[str, Any]:
 
 def run_study(study: "TrainingStudy", flags: StudyFlags) -> None:
     """Train what is left to train, write the table and print it. A dry run only prints the rows."""
+    _, table = split_output(flags.out)
+    if table is not None and table.exists():
+        raise ConfigError(f"-o {table} already exists; expected the name of a new file")
     with redirect_stdout(sys.stderr) if flags.as_json else nullcontext():
         result = study.run(flags.make_runtime(), dry_run=flags.dry_run)
     if result is None:  # another process prints it
         return
+    if table is not None and not flags.dry_run:
+        result.results.table.write(table)
+        result.written.append(table)
     if flags.as_json:
-        print(json.dumps(result.table.to_json(), indent=2))
+        print(json.dumps(result.results.to_json(), indent=2))
     elif not flags.dry_run:
         files = ", ".join(map(str, result.written))
-        print_text(f"\n{result.table}\n\nwritten: {files}; all runs: vitrail runs {quote(str(study.folder))}")
+        print_text(f"\n{result.results}\n\nwritten: {files}; all runs: vitrail runs {quote(str(study.folder))}")
     result.raise_if_failed()

@@ -3,8 +3,9 @@
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_fields, parse_integers, parse_size, split_commas
+from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, write_and_print_benchmark
+from vitrail.cli.output.results import prepare_output, print_result
 
 
 def bench(
@@ -64,6 +65,7 @@ def bench(
         Random seed for weights, inputs and the order of turns.
     out
         Folder for bench.json, bench.txt and bench.png.
+        Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html.
     """
     if rounds is not None and seconds is not None:
         raise ConfigError("--rounds with --seconds; use one of them")
@@ -85,7 +87,8 @@ def bench(
         fields=parse_fields(fields),
         preprocessing=parse_fields(preprocessing, "--preprocessing") or None,
     )
-    prepare_figure_folder(out, ("bench.json", "bench.txt", "bench.png"), overwrite=overwrite)
+    prepare_output(out, ("bench.json", "bench.txt", "bench.png"), overwrite=overwrite)
     with progress_bar(request.progress_total, "measuring") as advance:
         found = run_benchmark(request, progress=advance)
-    write_and_print_benchmark(found, out, as_json=as_json, tables=found.format_throughput())
+    print_notes(found.notes)
+    print_result(found, found.to_json(), out, found.write, as_json=as_json)

@@ -4,7 +4,7 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_minimum, parse_fields
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, print_report
+from vitrail.cli.output.results import prepare_output, print_result
 
 
 def compare(
@@ -32,6 +32,7 @@ def compare(
 
         vitrail compare vit_fashion --data fashion
         vitrail compare vit_fashion runs/demo --data fashion --out results
+        vitrail compare runs/demo -o table.tex
         vitrail compare runs/demo --json
 
     Parameters
@@ -40,6 +41,7 @@ def compare(
         Models as for `vitrail eval`, or timm:NAME, which timm downloads.
     out
         Folder for comparison.png and comparison.json.
+        Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html.
     """
     check_minimum("--batch", batch, 1)
     check_minimum("--workers", workers, 0)
@@ -48,18 +50,17 @@ def compare(
     from vitrail.distributed import Ranks, resolve_device
     from vitrail.evaluation.evaluation_data import get_validation_images
     from vitrail.opening import open_model
+    from vitrail.study.compare import COMPARISON_FILES, open_comparison_data
     from vitrail.study.compare import compare as compare_models
-    from vitrail.study.compare import open_comparison_data
-    from vitrail.study.plots import COMPARISON_FILES, write_comparison
 
     place = resolve_device(device, Ranks())
     loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]
     found = open_comparison_data(loaded, data)
-    prepare_figure_folder(out, COMPARISON_FILES, overwrite=overwrite)
+    prepare_output(out, COMPARISON_FILES, overwrite=overwrite)
     with progress_bar(len(loaded) * len(get_validation_images(found))) as advance:
         result = compare_models(
             loaded, found, batch=batch, workers=workers, device=place, strict=strict, progress=advance
         )
     print_notes(result.notes)
     report = {"models": list(models), **result.to_json()}
-    print_report(result, report, write_comparison(result, report, out) if out else (), as_json=as_json)
+    print_result(result, report, out, lambda folder: result.write(report, folder), as_json=as_json)

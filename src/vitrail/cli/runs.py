@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from vitrail.base.files import refuse_existing_outputs
-from vitrail.base.text import format_table
 from vitrail.cli.options import model_flags as flags
+from vitrail.cli.output.results import split_output
 
 
 def runs(
@@ -28,6 +28,7 @@ def runs(
 
         vitrail runs
         vitrail runs runs --out curves.png
+        vitrail runs runs --out runs.md
         vitrail runs runs/demo --json
 
     Parameters
@@ -36,21 +37,25 @@ def runs(
         Folder of runs, or one run.
     out
         File for a plot of training loss, validation loss and validation accuracy: .png, .svg or .pdf.
+        Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html.
     """
-    from vitrail.train.run_list import list_run_cells, read_run_summaries
+    from vitrail.train.run_list import make_run_table, read_run_summaries
 
+    plot, table = split_output(out)
     if out is not None:
         refuse_existing_outputs([out], overwrite=overwrite)
     found = read_run_summaries(folder)
-    if out is not None:
+    if plot is not None:
         from vitrail.train.plots import choose_metrics, plot_training_curves
 
         shown = [choose_metrics(run.task.metrics, run.records) for run in found]
         metrics, others = ([each for run in shown for each in run[place]] for place in (0, 1))
-        plot_training_curves({run.name: run.records for run in found}, out, metrics, others)
+        plot_training_curves({run.name: run.records for run in found}, plot, metrics, others)
+    if table is not None:
+        make_run_table(found).write(table)
     if as_json:
         print(json.dumps([run.to_json() for run in found], indent=2))
         return
-    print("\n".join(format_table(*list_run_cells(found))))
+    print(make_run_table(found))
     if out is not None:
-        print(f"\ncurves in {out}")
+        print(f"\n{'curves in' if plot else 'written:'} {out}")

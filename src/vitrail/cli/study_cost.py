@@ -4,8 +4,9 @@ import sys
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import parse_integers
+from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import prepare_figure_folder, write_and_print_benchmark
+from vitrail.cli.output.results import prepare_output, print_result
 
 
 def cost(
@@ -46,6 +47,7 @@ def cost(
         Random seed for the inputs and the order of turns.
     out
         Folder for cost.json, cost.txt and cost.png.
+        Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html.
     """
     lengths = None if tokens is None else parse_integers(tokens, "--tokens")
 
@@ -53,11 +55,12 @@ def cost(
     from vitrail.study.timing import PROGRESS_PARTS
 
     request = CostRequest(tokens=lengths or DEFAULT_TOKENS, width=width, budget=budget, seed=seed)
-    prepare_figure_folder(out, ("cost.json", "cost.txt", "cost.png"), overwrite=overwrite)
+    prepare_output(out, ("cost.json", "cost.txt", "cost.png"), overwrite=overwrite)
     try:
         with progress_bar(PROGRESS_PARTS, "measuring") as advance:
             found = measure_sequence_cost(request, progress=advance)
     except KeyboardInterrupt:
         print("vitrail: stopped; nothing is written: a smaller --budget ends sooner", file=sys.stderr)
         raise
-    write_and_print_benchmark(found, out, as_json=as_json)
+    print_notes(found.notes)
+    print_result(found, found.to_json(), out, found.write, as_json=as_json)

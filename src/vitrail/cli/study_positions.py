@@ -9,6 +9,7 @@ from vitrail.cli.ablate import run_study
 from vitrail.cli.options.recipe_flags import RecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import StudyFlags
 from vitrail.cli.options.values import parse_field
+from vitrail.cli.output.results import split_output
 
 
 def positions(
@@ -45,9 +46,9 @@ def positions(
             raise ConfigError(f"--set {item} cannot be used here: each row has its own positions")
     embedded = flags.data in (None, "fashion")
     chosen = flags.resolve_recipe(recipe or ("fashion" if embedded else "positions"), collect_given_flags(settings))
-    seeds = flags.list_seeds(chosen)
+    seeds, (folder, _) = flags.list_seeds(chosen), split_output(flags.out)
     request = flags.make_request(chosen)
 
     from vitrail.study.position_study import plan_position_study
 
-    run_study(plan_position_study(request, seeds=seeds, folder=flags.out, device=flags.device), flags)
+    run_study(plan_position_study(request, seeds=seeds, folder=folder, device=flags.device), flags)

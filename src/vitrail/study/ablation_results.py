@@ -1,18 +1,24 @@
-"""Results of an ablation: each row averaged over seeds and compared with the full row, as text and files."""
+"""Results of an ablation: each row averaged over seeds and compared with the full row, as a table and a figure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import ConfigError
-from vitrail.base.text import format_table
-from vitrail.study.ablation_plan import AblationVariant
-from vitrail.study.ablation_runs import AblationRun
-from vitrail.study.result_files import format_json, write_texts_to_folder
+from vitrail.base.figures import new_figure, sanitize_label, save_figure, style_axes, wrap_label
+from vitrail.base.files import write_json
+from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, RED, TITLE_POINTS
+from vitrail.base.table import Cell, Column, Mean, Shown, Table
+from vitrail.study.ablation_runs import AblationRun, AblationVariant, StudyResults
 from vitrail.tasks.metric import Metric
 from vitrail.train.run_list import RecordedTask, read_run_summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SPREAD = "mean ± standard deviation over seeds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,35 +137,44 @@ class AblationResults:
         sign = 1 if self.metric.higher_is_better else -1
         return None if own is None or full is None else sign * self.scale * (own - full)
 
-    def format_gain(self, line: AblationVariantOutcomes) -> str:
-        """Empty for the full row."""
-        gain = self.gain(line)
-        return "" if line is self.lines[0] or gain is None else f"{gain:+.{self.digits}f}"
+    def make_result_columns(self, gain: str) -> tuple[Column, Column]:
+        """The metric that counts, and how much better it is than in the first row."""
+        share = self.metric.is_share
+        return (
+            Column(name=self.metric.label, unit="%" if share else "", digits=self.digits),
+            Column(name=gain, unit="points" if share else "", digits=self.digits, signed=True),
+        )
+
+    def make_result_cells(self, line: AblationVariantOutcomes) -> tuple[Cell, Cell]:
+        found = make_mean_cell(line.values) or Shown(None, format_failure(line))
+        return found, None if line is self.lines[0] else self.gain(line)
 
     @property
-    def heading(self) -> tuple[str, ...]:
-        gain = "to full" if self.metric.higher_is_better else "gain"
-        return "row", "what differs", self.metric.label, gain, *["loss"] * self.shows_loss, "seeds"
-
-    @property
-    def alignments(self) -> str:
-        return "llrr" + "r" * self.shows_loss + "r"
-
-    def cells(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                line.row.name,
-                line.row.description,
-                format_mean_and_std(line.values, self.scale, self.digits) or format_failure(line),
-                self.format_gain(line),
-                *([format_mean_and_std(line.losses, 1, 4)] if self.shows_loss else []),
-                format_seed_count(line),
-            )
-            for line in self.lines
-        ]
+    def table(self) -> Table:
+        loss = " and loss" if self.shows_loss else ""
+        return Table(
+            title=f"{self.recipe} on {self.data}: validation {self.metric.label}{loss}, {SPREAD}",
+            columns=(
+                Column(name="row"),
+                Column(name="what differs"),
+                *self.make_result_columns("to full" if self.metric.higher_is_better else "gain"),
+                *[Column(name="loss", digits=4)] * self.shows_loss,
+                Column(name="seeds"),
+            ),
+            rows=[
+                (
+                    line.row.name,
+                    line.row.description,
+                    *self.make_result_cells(line),
+                    *([make_mean_cell(line.losses)] if self.shows_loss else []),
+                    make_seed_cell(line),
+                )
+                for line in self.lines
+            ],
+        )
 
     def __str__(self) -> str:
-        return "\n".join(format_table(self.heading, self.cells(), self.alignments))
+        return self.table.format_rows()
 
     def to_json(self) -> dict[str, Any]:
         """Studies of tasks other than classification also have `task` and `metric`."""
@@ -181,37 +196,17 @@ class AblationResults:
         about = {} if task.is_classification else {"task": task.name, "metric": asdict(metric)}
         return {"recipe": self.recipe, "data": self.data, **about, "rows": rows}
 
-    def to_markdown(self) -> str:
-        unit, loss = " (in %)" if self.metric.is_share else "", " and loss" if self.shows_loss else ""
-        about = f"validation {self.metric.label}{unit}{loss}, mean ± standard deviation over seeds"
-        table = markdown_table(self.heading, self.cells(), self.alignments)
-        return f"{self.recipe} on {self.data}: {about}\n\n{table}\n"
-
     def write(self, folder: Path) -> list[Path]:
         """Write table.json, table.md and, if there are results, ablation.png."""
-        from vitrail.study.plots import draw_ablation
-
-        return write_table_and_plot(self, draw_ablation, folder, "ablation.png")
+        return write_table_and_plot(self, draw_ablation(self), folder, "ablation.png")
 
 
-def markdown_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignments: str) -> str:
-    """Like `format_table`, in Markdown."""
-    rule = ["---:" if each == "r" else "---" for each in alignments]
-    rows = (heading, rule, *lines)
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
-
-
-def write_table_and_plot(table: Any, draw: Callable[[Any], Any], folder: Path, name: str) -> list[Path]:
-    texts = {"table.json": format_json(table.to_json()), "table.md": table.to_markdown()}
-    written = write_texts_to_folder(folder, texts)
-    figure = draw(table)
-    if figure is None:
-        return written
-
-    from vitrail.base.figures import save_figure
-
-    save_figure(figure, folder / name)
-    return [*written, folder / name]
+def write_table_and_plot(results: StudyResults, figure: "Figure | None", folder: Path, name: str) -> list[Path]:
+    write_json(folder / "table.json", results.to_json())
+    results.table.write(folder / "table.md")
+    if figure is not None:
+        save_figure(figure, folder / name)
+    return [folder / each for each in ("table.json", "table.md", *[name] * (figure is not None))]
 
 
 def compute_mean(values: Sequence[float]) -> float | None:
@@ -223,18 +218,53 @@ def compute_std(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def format_mean_and_std(values: Sequence[float], scale: float, digits: int) -> str:
-    mean, std = compute_mean(values), compute_std(values)
-    if mean is None:
-        return ""
-    return f"{mean * scale:.{digits}f}" + ("" if std is None else f" ± {std * scale:.{digits}f}")
+def make_mean_cell(values: Sequence[float]) -> Mean | None:
+    mean = compute_mean(values)
+    return None if mean is None else Mean(mean, compute_std(values))
 
 
 def format_failure(line: AblationVariantOutcomes) -> str:
     return "failed" if any(each.failed for each in line.outcomes) else ""
 
 
-def format_seed_count(line: AblationVariantOutcomes) -> str:
+def make_seed_cell(line: AblationVariantOutcomes) -> Cell:
     """Number of finished runs, and of all if some did not finish."""
     finished, total = len(line.values), len(line.outcomes)
-    return str(total) if finished == total else f"{finished} of {total}"
+    return total if finished == total else Shown(finished, f"{finished} of {total}")
+
+
+def draw_ablation(results: AblationResults) -> "Figure | None":
+    """Draw the gain or loss of each row relative to the full one; None if there is nothing to draw."""
+    full, rest = results.lines[0], results.lines[1:]
+    metric, mean = results.metric, full.mean
+    if mean is None or not rest:
+        return None
+    names = [wrap_label(line.row.name, 28) for line in rest]
+    figure = new_figure(FIGURE_WIDTH, 1.4 + 0.34 * sum(1 + 0.3 * name.count("\n") for name in names))
+    axes = figure.subplots()
+    setting = f"{sanitize_label(results.recipe)} on {sanitize_label(Path(results.data).name)}"
+    style_axes(axes, "")
+    axes.set_title(f"{setting}: full {metric.format_value(mean)}", fontsize=TITLE_POINTS, loc="left", parse_math=False)
+    ends = [0.0]
+    for place, line in enumerate(rest):
+        gain, std = results.gain(line) or 0.0, results.scale * (line.std or 0.0)
+        colour, side = (RED, -1) if gain < 0 else (BLUE, 1)
+        axes.barh(place, gain, color=colour, alpha=0.85, xerr=std or None, ecolor=GREY)
+        ends.append(gain + side * std)
+        label = f"{gain:+.{results.digits}f}".replace("-", "−") if line.values else format_failure(line)
+        style: dict[str, Any] = {"va": "center", "ha": "left" if side > 0 else "right", "fontsize": LABEL_POINTS}
+        axes.annotate(label, (ends[-1], place), (4 * side, 0), textcoords="offset points", **style)
+    axes.axvline(0, color=GREY, linewidth=1)
+    room = 0.2 * (max(ends) - min(ends) or 1.0)  # of the values next to the bars
+    axes.set_xlim(min(ends) - room, max(ends) + room)
+    axes.set_yticks(range(len(rest)), names, fontsize=LABEL_POINTS, parse_math=False)
+    axes.invert_yaxis()
+    label = f"validation {sanitize_label(metric.label)} relative to the full recipe"
+    is_repeated = any(line.std is not None for line in rest)
+    notes = [
+        *["percentage points"] * metric.is_share,
+        *["positive is better"] * (not metric.higher_is_better),
+        *["whiskers: standard deviation over seeds"] * is_repeated,
+    ]
+    axes.set_xlabel(f"{label}\n({'; '.join(notes)})" if notes else label, parse_math=False)
+    return figure

@@ -1,24 +1,57 @@
 """The runs of an ablation or a study of positions: their state on disk, and training the unfinished ones."""
 
+import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, Protocol
 
 from vitrail.base.errors import CheckpointError, ConfigError, VitrailError
+from vitrail.base.table import Table
 from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
 from vitrail.distributed import join_process_group
 from vitrail.recipes.request import Request
-from vitrail.study.ablation_plan import AblationVariant, format_value, json_round_trip
 from vitrail.tasks.teacher import Teacher
 from vitrail.train.loop import StoppedError
 from vitrail.train.run import resume_run, start_run
 from vitrail.train.run_folder import RUNS_FOLDER, RunFolder
 from vitrail.train.runtime import Runtime
 from vitrail.train.trainer import DivergedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationVariant:
+    """A row of the table: training runs that differ in the seed alone."""
+
+    name: str
+    request: Request  # with the first seed
+    # differences by name: the value of the full row and its own
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
+    unchanged_text: str = "the full recipe"  # description without differences
+
+    def request_for_seed(self, seed: int) -> Request:
+        return replace(self.request, recipe=self.request.recipe.with_settings({"seed": seed}))
+
+    @property
+    def description(self) -> str:
+        changed = [
+            f"{name} {format_value(before)} → {format_value(now)}" for name, (before, now) in self.changes.items()
+        ]
+        return ", ".join(changed) or self.unchanged_text
+
+
+def format_value(value: object) -> str:
+    if isinstance(value, bool | None):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def json_round_trip(value: Any) -> Any:
+    """The value as read back from a JSON file."""
+    return json.loads(json.dumps(value))
 
 
 class OtherSettingsError(ConfigError):
@@ -114,17 +147,22 @@ def flatten_request(request: Request) -> dict[str, Any]:
     return {**flat, **fields, **preprocessing, **recipe}
 
 
-class StudyTable(Protocol):
+class StudyResults(Protocol):
+    """The results of a study: a table, everything behind it as JSON, and both with a figure in a folder."""
+
+    @property
+    def table(self) -> Table: ...
+
     def to_json(self) -> dict[str, Any]: ...
 
     def write(self, folder: Path) -> list[Path]: ...
 
 
 @dataclass(frozen=True)
-class StudyResult:
-    """The table of a study, the files that it was written to, and the runs that diverged."""
+class FinishedStudy:
+    """The results of a study, the files that they were written to, and the runs that diverged."""
 
-    table: StudyTable
+    results: StudyResults
     written: list[Path]
     failed: Mapping[str, DivergedError]
     runs: int
@@ -151,7 +189,9 @@ class TrainingStudy:
     rows: Sequence[AblationVariant]
     runs: Sequence[AblationRun]
     folder: Path
-    read_table: Callable[[Sequence[AblationRun], Mapping[str, str]], StudyTable]  # from the runs and why some failed
+    read_results: Callable[
+        [Sequence[AblationRun], Mapping[str, str]], StudyResults
+    ]  # from the runs and why some failed
 
     def describe(self) -> list[str]:
         states, width = [run.state for run in self.runs], max(len(row.name) for row in self.rows)
@@ -161,7 +201,7 @@ class TrainingStudy:
         rows = [f"  {row.name.ljust(width)}  {row.description}" for row in self.rows]
         return [f"{self.title}: {counts} in {self.folder}", *rows]
 
-    def run(self, runtime: Runtime, *, dry_run: bool = False) -> "StudyResult | None":
+    def run(self, runtime: Runtime, *, dry_run: bool = False) -> FinishedStudy | None:
         """Train what is left to train and write the table; None in every process but the first.
 
         A dry run only reports the rows.
@@ -173,8 +213,8 @@ class TrainingStudy:
         if not ranks.is_first:
             return None
         runs = () if dry_run else self.runs
-        table = self.read_table(runs, {name: str(error) for name, error in failed.items()})
-        return StudyResult(table, [] if dry_run else table.write(self.folder), failed, len(self.runs))
+        results = self.read_results(runs, {name: str(error) for name, error in failed.items()})
+        return FinishedStudy(results, [] if dry_run else results.write(self.folder), failed, len(self.runs))
 
     def train(self, runtime: Runtime) -> dict[str, DivergedError]:
         """Finish every run; return those that diverged, since they are results as well."""

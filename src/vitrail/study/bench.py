@@ -2,16 +2,23 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.base.errors import ConfigError, VitrailError, describe_error, unknown_name_error
+from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
+from vitrail.base.files import write_json
 from vitrail.base.machine import restore_threads
+from vitrail.base.style import GREY, NOTE_POINTS, PALETTE
+from vitrail.base.table import Column, Shown, Table
+from vitrail.base.text import format_count
+from vitrail.models.catalog.preset_list import shorten_model_names
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench_engines import (
     ENGINES,
@@ -19,16 +26,28 @@ from vitrail.study.bench_engines import (
     PEERS,
     BenchEngine,
     ModelFiles,
+    StartupError,
+    StartupMeasurement,
     check_peers_installed,
     format_image_size,
     make_predict_step,
+    measure_startup,
 )
-from vitrail.study.bench_results import BenchLine, BenchResults
-from vitrail.study.bench_startup import StartupError, StartupMeasurement, measure_startup
-from vitrail.study.timing import PROGRESS_PARTS, FractionProgress, Progress, time_interleaved
+from vitrail.study.timing import (
+    PROGRESS_PARTS,
+    CallTimings,
+    Environment,
+    FractionProgress,
+    MedianAndQuartiles,
+    Progress,
+    time_interleaved,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAX_PEER_DIFFERENCE = 1e-3  # in a probability, for a peer with the same weights
-
+MAX_MODEL_NAME_LENGTH = 44  # in the figure
 TIMING_SHARE = 0.7  # of the time of a case; the rest is start-up
 
 
@@ -72,6 +91,158 @@ class BenchRequest:
     def progress_total(self) -> int:
         """The sum of all calls of `progress`."""
         return PROGRESS_PARTS * len(self.models) * len(self.sizes) * len(self.batches) * len(self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchLine:
+    """One model on one engine: medians, with quartiles for speeds and ratios."""
+
+    model: str
+    image_size: tuple[int, int]
+    batch: int
+    threads: int
+    way: str  # an engine, with × 2 for two streams, or a peer
+    exact: bool
+    images_per_second: MedianAndQuartiles
+    latency: tuple[float, float, float]  # ms per batch: 50th, 90th and 99th percentile of all calls
+    calls: int
+    rounds: int
+    base: str  # the engine that `ratio` is relative to
+    ratio: MedianAndQuartiles  # speed relative to the base, within each round
+    start: float | None  # seconds from starting the process to the first prediction
+    memory: float | None  # peak resident MB of a new process
+    apart: float | None  # largest difference of a probability from the base
+
+    @classmethod
+    def from_timings(cls, timed: CallTimings, *, starts: Sequence[StartupMeasurement], **about: Any) -> "BenchLine":
+        p50, p90, p99 = (1000 * float(each) for each in np.percentile(timed.calls, (50, 90, 99)))
+        return cls(
+            images_per_second=MedianAndQuartiles.from_values([about["batch"] / mean for mean in timed.mean_seconds]),
+            latency=(p50, p90, p99),
+            calls=len(timed.calls),
+            rounds=len(timed.rounds),
+            start=median(each.seconds for each in starts) if starts else None,
+            memory=median(each.megabytes for each in starts) if starts else None,
+            **about,
+        )
+
+    @property
+    def case(self) -> tuple[str, tuple[int, int], int, int]:
+        return self.model, self.image_size, self.batch, self.threads
+
+    def to_json(self) -> dict[str, Any]:
+        p50, p90, p99 = self.latency
+        return {**asdict(self), "latency": {"p50": p50, "p90": p90, "p99": p99}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResults:
+    lines: tuple[BenchLine, ...]
+    notes: tuple[str, ...] = ()  # what was left out, and why
+    seed: int = 0
+    environment: Environment = field(default_factory=Environment)
+
+    @property
+    def table(self) -> Table:
+        """One row per model and engine, without columns that were not measured."""
+        bases = {line.base for line in self.lines}
+        return Table(
+            columns=(
+                Column(name="model"),
+                Column(name="pixels", align="r"),
+                Column(name="batch"),
+                Column(name="threads"),
+                Column(name="by"),
+                Column(name="images/s", digits=1),
+                Column(name="ms: p50"),
+                Column(name="p90"),
+                Column(name="p99"),
+                Column(name="MB", digits=0),
+                Column(name="start s", digits=2),
+                Column(name=f"to {bases.pop()}" if len(bases) == 1 else "to the first", digits=2),
+                Column(name="quartiles"),
+            ),
+            rows=[
+                (
+                    Shown(line.model, self.short_names[line.model]),
+                    format_image_size(line.image_size),
+                    line.batch,
+                    line.threads,
+                    line.way,
+                    line.images_per_second.median,
+                    *line.latency,
+                    line.memory,
+                    line.start,
+                    Shown(1.0, "1") if line.way == line.base else line.ratio.median,
+                    format_quartiles(line.ratio),
+                )
+                for line in self.lines
+            ],
+        ).drop_empty_columns()
+
+    def make_throughput_table(self) -> Table:
+        """Images/s by model and resolution, with one column per engine."""
+        engines = list(dict.fromkeys(line.way for line in self.lines))
+        speeds = {(line.case, line.way): line.images_per_second.median for line in self.lines}
+        columns = [Column(name="model"), Column(name="pixels", align="r"), Column(name="batch"), Column(name="threads")]
+        return Table(
+            title="images/s by model and resolution",
+            columns=(*columns, *(Column(name=engine, digits=1) for engine in engines)),
+            rows=[
+                (
+                    self.short_names[model],
+                    format_image_size(size),
+                    batch,
+                    threads,
+                    *(speeds.get(((model, size, batch, threads), engine)) for engine in engines),
+                )
+                for model, size, batch, threads in dict.fromkeys(line.case for line in self.lines)
+            ],
+        )
+
+    def __str__(self) -> str:
+        """The machine, the table and, for several models or resolutions, images/s next to each other."""
+        several = len({(line.model, line.image_size) for line in self.lines}) > 1
+        first = f"{self.environment}\n{self.table}"
+        return f"{first}\n\n{self.make_throughput_table()}" if several else first
+
+    @property
+    def short_names(self) -> dict[str, str]:
+        """The models by the ends of their paths."""
+        models = list(dict.fromkeys(line.model for line in self.lines))
+        return dict(zip(models, shorten_model_names(models), strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.environment.to_json(),
+            "seed": self.seed,
+            "lines": [line.to_json() for line in self.lines],
+            "notes": list(self.notes),
+        }
+
+    def figure(self) -> CaptionedFigure:
+        """Figure of images per second and ratios, each a dot with its quartiles."""
+        speeds, ratios = [line.images_per_second for line in self.lines], [line.ratio for line in self.lines]
+        numbers = {
+            name: np.array([[each.low, each.median, each.high] for each in values])
+            for name, values in (("images_per_second", speeds), ("ratio", ratios))
+        }
+        best = max(self.lines, key=lambda line: line.ratio.median)
+        return CaptionedFigure(
+            name="bench",
+            title="Speed of prediction",
+            caption="Images per second by model and engine (left), and speed relative to the first engine of each "
+            "group (right). Dots are medians over rounds; lines span the quartiles. "
+            f"Largest ratio: {best.way} for {self.short_names[best.model]}, {best.ratio.median:.2f} × {best.base}.",
+            arrays={**numbers, "latency": np.array([line.latency for line in self.lines])},
+            draw=lambda: draw_benchmark(self.lines, self.short_names),
+        )
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write bench.json, bench.txt and bench.png."""
+        write_json(folder / "bench.json", self.to_json())
+        self.table.write(folder / "bench.txt")
+        return [folder / "bench.json", folder / "bench.txt", *self.figure().save(folder)]
 
 
 def run_benchmark(
@@ -225,3 +396,48 @@ class BenchCase:
 def max_difference_to_first(probabilities: Mapping[str, NDArray[np.float32]], label: str) -> float | None:
     """The largest difference of any probability from the first engine's."""
     return float(np.abs(probabilities[label] - next(iter(probabilities.values()))).max())
+
+
+def format_quartiles(spread: MedianAndQuartiles) -> str:
+    return "" if spread.low == spread.high else f"{spread.low:.2f}–{spread.high:.2f}"
+
+
+def draw_benchmark(lines: Sequence[BenchLine], names: Mapping[str, str]) -> "Figure":
+    """Draw one row per engine, grouped by case: images/s on the left, ratios on the right."""
+    engines = list(dict.fromkeys(line.way for line in lines))
+    colours = {engine: PALETTE[n % len(PALETTE)] for n, engine in enumerate(engines)}
+    positions, cases, y = list[float](), dict[Any, float](), 0.0
+    for line in lines:
+        if line.case not in cases:
+            y += 1.4 if cases else 0.0
+            cases[line.case] = y
+        positions.append(y)
+        y += 1.0
+    figure = new_figure(11, 1.6 + 0.27 * y)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for position, line in zip(positions, lines, strict=True):
+        for axes, each in ((left, line.images_per_second), (right, line.ratio)):
+            axes.plot((each.low, each.high), (position, position), color=colours[line.way], linewidth=2.2, alpha=0.55)
+            axes.plot(each.median, position, "o", color=colours[line.way], markersize=6)
+    for case, top in cases.items():
+        model, size, batch, threads = case
+        label = sanitize_label(names[model], MAX_MODEL_NAME_LENGTH)
+        case_threads = format_count(threads, "thread")
+        title = f"{label}  {format_image_size(size)} px, batch {batch}, {case_threads}"
+        left.text(0.01, top - 0.55, title, fontsize=NOTE_POINTS, transform=left.get_yaxis_transform(), parse_math=False)
+    speeds = [line.images_per_second.median for line in lines]
+    if max(speeds) > 20 * min(speeds):
+        left.set_xscale("log")
+    else:
+        left.set_xlim(left=0)
+    right.axvline(1, color=GREY, linewidth=1, zorder=0)
+    left.set_yticks(positions, [line.way for line in lines], fontsize=NOTE_POINTS)
+    left.set_ylim(max(positions) + 0.8, -1.1)
+    style_axes(left, "images per second")
+    bases = {line.base for line in lines}
+    style_axes(right, f"speed relative to {bases.pop() if len(bases) == 1 else 'the first'}")
+    left.set_xlabel("images/s" + (", log scale" if left.get_xscale() == "log" else ""))
+    right.set_xlabel("ratio within a round (median, quartiles)")
+    for axes in (left, right):
+        axes.grid(axis="x", alpha=0.25, linewidth=0.6)
+    return figure

@@ -3,18 +3,24 @@
 B batch, V voters, L layers, P images, N tokens, D width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.base.errors import ConfigError, DataError, VitrailError, describe_error
+from vitrail.base.figures import measure_text, new_figure, save_figure, style_axes, wrap_label
+from vitrail.base.files import write_json
+from vitrail.base.style import NOTE_POINTS, PALETTE, SHARE_MAP
+from vitrail.base.table import TEXT_WIDTH, Column, Shown, Table
+from vitrail.base.text import make_printable
 from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, open_data
@@ -33,11 +39,165 @@ from vitrail.models.base.checks import check_count, find_image_config
 from vitrail.models.base.contract import find_image_model, takes_other_sizes
 from vitrail.models.catalog.preset_list import shorten_model_names
 from vitrail.opening import open_model
-from vitrail.study.compare_results import TRUTH, ClassDistillationSimilarity, Comparison, Voter
 from vitrail.tasks.teacher import Teacher
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMPARISON_FILES = ("comparison.json", "comparison.png")
+TRUTH = "ground truth"
+MAX_NAME_LENGTH = 40
+MAX_LISTED_ROWS = 10  # pairs and skipped files in the text
+MAX_VOTERS_WITH_NUMBERS, MAX_VOTERS_WITH_LABELS = 16, 60  # in the matrix
 HEAD_NAMES = ("class head", "distillation head", "both heads")
 UNREADABLE = -1  # in place of a class
+
+
+@dataclass(frozen=True)
+class Voter:
+    """The ground truth, a model, or one head of a model."""
+
+    name: str
+    model: str | None  # None for the ground truth
+    head: str | None  # for a distilled model: class head, distillation head, both heads
+    accuracy: float  # share of the images
+
+    def shorten_name(self, max_length: int) -> str:
+        """Cut the model's name, not the head's."""
+        head = f", {self.head}" if self.head else ""
+        return make_printable(self.model or self.name, max_length - len(head)) + head
+
+
+@dataclass(frozen=True)
+class VoterPair:
+    first: str
+    second: str
+    disagreement: float
+
+
+@dataclass(frozen=True)
+class ClassDistillationSimilarity:
+    """Cosine similarity of a model's class and distillation tokens, averaged over the images."""
+
+    model: str
+    tokens: float  # of the learned parameters, without positions
+    layers: tuple[float, ...]  # after the embedding, with positions, and after each block
+    end: float  # after the final norm, which the heads read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Accuracies and pairwise disagreement of voters; `str()` formats a report."""
+
+    data: str
+    images: int
+    voters: tuple[Voter, ...]  # the ground truth first
+    disagreement: tuple[tuple[float, ...], ...]  # (voters, voters): share of the images classified differently
+    similarities: tuple[ClassDistillationSimilarity, ...] = ()  # one per distilled model
+    skipped: tuple[str, ...] = ()  # unreadable images and why, one line each
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.voters)
+
+    def pairs(self) -> list[VoterPair]:
+        """All pairs of voters without the ground truth, most similar first."""
+        found = [
+            VoterPair(self.voters[row].name, self.voters[column].name, self.disagreement[row][column])
+            for row, column in combinations(range(1, len(self.voters)), 2)
+        ]
+        return sorted(found, key=lambda each: each.disagreement)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "data": self.data,
+            "images": self.images,
+            "voters": [asdict(each) for each in self.voters],
+            "disagreement": [list(row) for row in self.disagreement],
+            "pairs": [asdict(each) for each in self.pairs()],
+            "similarities": [{**asdict(each), "layers": list(each.layers)} for each in self.similarities],
+            "skipped": list(self.skipped),
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
+
+    @property
+    def table(self) -> Table:
+        """The accuracy of each voter, and how often it disagrees with the others, by their numbers."""
+        numbers = [str(number) for number in range(len(self.voters))]
+        data = make_printable(self.data, MAX_NAME_LENGTH)
+        return Table(
+            title=f"{data}, {self.images:,} images: accuracy and disagreement in %",
+            columns=(
+                Column(name="#"),
+                Column(name="voter"),
+                Column(name="correct", unit="%", digits=2),
+                *(Column(name=number, unit="%", digits=2) for number in numbers),
+            ),
+            rows=[
+                (
+                    row,
+                    Shown(voter.name, voter.shorten_name(MAX_NAME_LENGTH)),
+                    voter.accuracy,
+                    *(Shown(0.0, "·") if row == column else share for column, share in enumerate(shares)),
+                )
+                for row, (voter, shares) in enumerate(zip(self.voters, self.disagreement, strict=True))
+            ],
+            repeated=3,
+        )
+
+    def list_pairs_table(self) -> Table:
+        pairs, short_names = self.pairs(), {each.name: each.shorten_name(MAX_NAME_LENGTH) for each in self.voters}
+        heading = f"most similar of {len(pairs)} pairs" if len(pairs) > MAX_LISTED_ROWS else "pair, most similar first"
+        return Table(
+            columns=(Column(name=heading), Column(name="differ", unit="%", digits=2)),
+            rows=[
+                (f"{short_names[each.first]} – {short_names[each.second]}", each.disagreement)
+                for each in pairs[:MAX_LISTED_ROWS]
+            ],
+        )
+
+    def list_similarities_table(self) -> Table:
+        depth = max(len(each.layers) for each in self.similarities)
+        layers = ("tokens alone", "embedding", *(f"block {layer}" for layer in range(1, depth)), "final norm")
+        values = [
+            (each.tokens, *each.layers, *(None for _ in range(depth - len(each.layers))), each.end)
+            for each in self.similarities
+        ]
+        return Table(
+            title="cosine similarity of class and distillation tokens, by layer",
+            columns=(
+                Column(name="layer"),
+                *(Column(name=each.model, digits=3, max_length=MAX_NAME_LENGTH) for each in self.similarities),
+            ),
+            rows=list(zip(layers, *values, strict=True)),
+            repeated=1,
+        )
+
+    def __str__(self) -> str:
+        tables = [
+            self.table,
+            *([self.list_pairs_table()] if len(self.voters) > 2 else []),
+            *([self.list_similarities_table()] if self.similarities else []),
+        ]
+        return "\n\n".join(filter(None, (*map(str, tables), self.format_skipped())))
+
+    def format_skipped(self) -> str:
+        if not self.skipped:
+            return ""
+        more = [f"and {len(self.skipped) - MAX_LISTED_ROWS:,} more"] if len(self.skipped) > MAX_LISTED_ROWS else []
+        lines = [make_printable(each, TEXT_WIDTH) for each in self.skipped[:MAX_LISTED_ROWS]]
+        return "\n".join([f"{len(self.skipped):,} unreadable, excluded for all models:", *lines, *more])
+
+    def write(self, report: Mapping[str, Any], folder: Path) -> list[Path]:
+        """Write the report as JSON and the plot to a folder."""
+        numbers, plot = (folder / name for name in COMPARISON_FILES)
+        write_json(numbers, report)
+        save_figure(draw_comparison(self), plot)
+        return [numbers, plot]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,3 +438,45 @@ def average_class_distillation_similarity(compared: ComparedModel, cosines: Tens
     *layers, end = cosines.double().mean(1).tolist()
     learned = F.cosine_similarity(compared.model.cls_token.float(), compared.model.dist_token.float(), dim=-1)
     return ClassDistillationSimilarity(compared.name, learned.item(), tuple(layers), end)
+
+
+def draw_comparison(result: Comparison) -> "Figure":
+    """Draw the matrix of disagreement and, for distilled models, the similarity of the two tokens by layer."""
+    voters, lines = len(result.voters), bool(result.similarities)
+    names = [wrap_label(f"{number}  {each.name}", 36) for number, each in enumerate(result.voters)]
+    labelled = voters <= MAX_VOTERS_WITH_LABELS
+    side = min(max(3.0, 0.6 * voters), 13.0)
+    margin = labelled * max(measure_text(line, NOTE_POINTS) for name in names for line in name.split("\n"))
+    figure = new_figure(side + margin + (6.2 if lines else 1.2), side + 1)
+    left, *others = figure.subplots(
+        1, 2 if lines else 1, squeeze=False, width_ratios=(side + margin, 5) if lines else None
+    )[0]
+
+    percents = [[100 * share for share in row] for row in result.disagreement]
+    highest = max(map(max, percents)) or 1.0
+    left.imshow(percents, cmap=SHARE_MAP, vmin=0, vmax=highest)
+    style_axes(left, f"classified differently, % of {result.images:,} images")
+    if labelled:
+        left.set_yticks(range(voters), names, fontsize=NOTE_POINTS, parse_math=False)
+        left.set_xticks(range(voters), [str(number) for number in range(voters)], fontsize=NOTE_POINTS)
+        left.set_xlabel("the same, by number", fontsize=NOTE_POINTS)
+    if voters <= MAX_VOTERS_WITH_NUMBERS:
+        for row, values in enumerate(percents):
+            for column, value in enumerate(values):
+                colour = "white" if value > 0.6 * highest else "black"
+                left.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=NOTE_POINTS, color=colour)
+
+    for axes in others:
+        for number, each in enumerate(result.similarities):
+            colour = PALETTE[number % len(PALETTE)]
+            axes.plot(each.layers, color=colour, marker="o", markersize=4, linewidth=1.6)
+            axes.plot(len(each.layers) - 0.5, each.end, color=colour, marker="D", markersize=6, linestyle="")
+        style_axes(axes, "cosine similarity of class and distillation tokens\n(◆ after the final norm)")
+        axes.set(xlabel="after the embedding (0) and each block", ylim=(min(0, *axes.get_ylim()), 1.02))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        rows = [axes.lines[2 * number] for number in range(len(result.similarities))]
+        legend = axes.legend(rows, ["" for _ in rows], frameon=False, fontsize=NOTE_POINTS)
+        for text, each in zip(legend.get_texts(), result.similarities, strict=True):
+            text.set(text=wrap_label(each.model, 36), parse_math=False)
+    return figure

@@ -9,29 +9,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import ConfigError
-from vitrail.base.text import format_table
+from vitrail.base.figures import new_figure, sanitize_label, style_axes
+from vitrail.base.style import BLUE, GREY, LABEL_POINTS, NOTE_POINTS
+from vitrail.base.table import Column, Table
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.catalog.catalog import find_preset
 from vitrail.recipes.request import Request
-from vitrail.study.ablation_plan import AblationPlanner, AblationVariant
+from vitrail.study.ablation import AblationPlanner
 from vitrail.study.ablation_results import (
+    SPREAD,
     AblationResults,
     AblationVariantOutcomes,
     format_failure,
-    format_mean_and_std,
-    format_seed_count,
-    markdown_table,
+    make_seed_cell,
     write_table_and_plot,
 )
-from vitrail.study.ablation_runs import AblationRun, TrainingStudy, find_study_folder, list_ablation_runs
+from vitrail.study.ablation_runs import (
+    AblationRun,
+    AblationVariant,
+    TrainingStudy,
+    find_study_folder,
+    list_ablation_runs,
+)
 from vitrail.tasks.metric import CLASSIFICATION_METRICS
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PAPER_SETTING = "ViT-B/16, ImageNet, 5-shot linear"
-HEADING = ("positions", "added", "top-1", "to none", "seeds", "paper", "to none")
-ALIGNMENTS = "llrrrrr"
 
 
 @dataclass(frozen=True)
@@ -124,22 +132,35 @@ class PositionStudyResults:
             lines.append(f"by chance alone, the difference between two means varies by ± {chance:.2f} points")
         return lines
 
-    def cells(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                cell.kind,
-                cell.where,
-                format_mean_and_std(line.values, 100, 2) or format_failure(line),
-                self.ablation.format_gain(line),
-                format_seed_count(line),
-                f"{100 * cell.paper:.2f}",
-                "" if cell is NO_POSITIONS else f"{cell.paper_points:+.2f}",
-            )
-            for cell, line in self.pairs
-        ]
+    @property
+    def table(self) -> Table:
+        return Table(
+            title=f"{self.ablation.recipe} on {self.ablation.data}: validation top-1, {SPREAD}, "
+            f"and the paper's ({PAPER_SETTING})",
+            columns=(
+                Column(name="positions"),
+                Column(name="added"),
+                *self.ablation.make_result_columns("to none"),
+                Column(name="seeds"),
+                Column(name="paper", unit="%", digits=2),
+                Column(name="paper to none", unit="points", digits=2, signed=True),
+            ),
+            rows=[
+                (
+                    cell.kind,
+                    cell.where,
+                    *self.ablation.make_result_cells(line),
+                    make_seed_cell(line),
+                    cell.paper,
+                    None if cell is NO_POSITIONS else cell.paper_points,
+                )
+                for cell, line in self.pairs
+            ],
+            notes=tuple(self.describe_findings()),
+        )
 
     def __str__(self) -> str:
-        return "\n".join([*format_table(HEADING, self.cells(), ALIGNMENTS), "", *self.describe_findings()])
+        return str(replace(self.table, title=""))
 
     def to_json(self) -> dict[str, Any]:
         data = self.ablation.to_json()
@@ -153,17 +174,9 @@ class PositionStudyResults:
             "findings": self.describe_findings(),
         }
 
-    def to_markdown(self) -> str:
-        about = f"validation top-1 (in %), mean ± standard deviation over seeds, and the paper's ({PAPER_SETTING})"
-        findings = "\n".join(f"- {line}" for line in self.describe_findings())
-        table = markdown_table(HEADING, self.cells(), ALIGNMENTS)
-        return f"{self.ablation.recipe} on {self.ablation.data}: {about}\n\n{table}\n\n{findings}\n"
-
     def write(self, folder: Path) -> list[Path]:
         """Write table.json, table.md and, if there are results, positions.png."""
-        from vitrail.study.plots import draw_position_study
-
-        return write_table_and_plot(self, draw_position_study, folder, "positions.png")
+        return write_table_and_plot(self, draw_position_study(self), folder, "positions.png")
 
 
 def plan_position_study(
@@ -175,7 +188,7 @@ def plan_position_study(
     data = ablation.data.name
     folder = folder or find_study_folder(f"{Path(data).name or 'data'}-positions", rows, seeds)
 
-    def read_table(runs: Sequence[AblationRun], failed: Mapping[str, str]) -> PositionStudyResults:
+    def read_results(runs: Sequence[AblationRun], failed: Mapping[str, str]) -> PositionStudyResults:
         return PositionStudyResults(AblationResults.read(recipe.name, data, rows, runs, failed))
 
     return TrainingStudy(
@@ -183,7 +196,7 @@ def plan_position_study(
         rows=rows,
         runs=sorted(list_ablation_runs(rows, seeds, folder), key=lambda run: run.seed),
         folder=folder,
-        read_table=read_table,
+        read_results=read_results,
     )
 
 
@@ -195,3 +208,53 @@ def describe_gains(gains: Mapping[PaperPositionCell, float]) -> str:
         f"{above} of {len(gains)} are above none, from {gains[worst]:+.2f} points ({worst}) to {gains[best]:+.2f} "
         f"({best}), a range of {gains[best] - gains[worst]:.2f}"
     )
+
+
+def draw_position_study(results: PositionStudyResults) -> "Figure | None":
+    """Draw the accuracy of each cell, with a dot per seed, next to the paper's; None if `none` has no result."""
+    none = results.ablation.lines[0].mean
+    if none is None:
+        return None
+    figure = new_figure(10, 4.2)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    ablation = results.ablation
+    setting = f"{sanitize_label(ablation.recipe)} on {sanitize_label(Path(ablation.data).name)}"
+    is_repeated = any(len(line.values) > 1 for _, line in results.pairs)
+    style_axes(left, f"{setting}\nvalidation top-1 (%)")
+    left.set_xlabel("numbers: points above none" + "; ◆ mean, dots: seeds" * is_repeated, fontsize=NOTE_POINTS)
+    for place, (cell, line) in enumerate(results.pairs):
+        shares, mean = [100 * share for share in line.values], line.mean
+        if mean is None:
+            draw_lollipop(left, place, 100 * none, 100 * none, GREY, format_failure(line), marker="")
+        else:
+            label = f"{mean:.2%}" if place == 0 else f"{ablation.gain(line):+.2f}"
+            draw_lollipop(left, place, 100 * none, 100 * mean, BLUE, label, others=shares)
+        label = f"{cell.paper:.2%}" if place == 0 else f"{cell.paper_points:+.2f}"
+        draw_lollipop(right, place, 0, cell.paper_points, GREY, label)
+    left.set_yticks(range(len(POSITION_CELLS)), [str(cell) for cell in POSITION_CELLS], fontsize=LABEL_POINTS)
+    left.invert_yaxis()
+    style_axes(right, f"paper: points above none\n({PAPER_SETTING})")
+    for axes, start in ((left, 100 * none), (right, 0)):
+        axes.axvline(start, color=GREY, linewidth=1, linestyle="--")
+        axes.margins(x=0.15)
+    return figure
+
+
+def draw_lollipop(
+    axes: Any,
+    place: int,
+    start: float,
+    end: float,
+    colour: str,
+    label: str,
+    *,
+    marker: str = "D",
+    others: Sequence[float] = (),
+) -> None:
+    """Draw a value with a line from `start`, dots for `others` if there are several, and its label to the right."""
+    axes.plot([start, end], [place, place], color=colour, linewidth=2, alpha=0.4)
+    if len(others) > 1:
+        axes.plot(others, [place] * len(others), ".", color=GREY, markersize=6)
+    axes.plot(end, place, color=colour, marker=marker, markersize=7)
+    after = max((start, end, *others))
+    axes.annotate(label, (after, place), (7, 0), textcoords="offset points", va="center", fontsize=LABEL_POINTS)

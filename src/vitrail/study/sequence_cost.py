@@ -1,20 +1,30 @@
-"""Cost of token mixers by sequence length: CPU time and memory."""
+"""Cost of token mixers by sequence length: CPU time and memory, and their exponents compared with theory."""
 
 import ctypes
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import linear_regression
 from time import perf_counter, thread_time
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from vitrail.base.errors import ConfigError
+from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
+from vitrail.base.files import write_json, write_text
 from vitrail.base.machine import read_proc_kilobytes, read_resident_bytes, restore_threads
-from vitrail.study.sequence_cost_results import CostCell, CostResults
-from vitrail.study.timing import FractionProgress, Progress
-from vitrail.study.token_mixers import TOKEN_MIXERS, WINDOW_SIDE, MixerStep, TokenMixer
+from vitrail.base.style import NOTE_POINTS, PALETTE
+from vitrail.base.table import Cell, Column, Shown, Table
+from vitrail.study.timing import Environment, FractionProgress, MedianAndQuartiles, Progress
+from vitrail.study.token_mixers import KERNEL_SIZE, KEYS_PER_QUERY, TOKEN_MIXERS, WINDOW_SIDE, MixerStep, TokenMixer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DEFAULT_TOKENS = tuple(side * side for side in (8, 16, 24, 32, 48, 64, 96, 128))  # 64 … 16,384
 DEFAULT_WIDTH, DEFAULT_BUDGET = 64, 120.0
@@ -23,6 +33,7 @@ TURN_SECONDS = 0.03  # of calls in a turn, at least one call
 MIN_ROUNDS = 3
 MAX_TOKEN_COPIES = 16  # upper bound of the copies of all tokens that a mixer needs at once
 BUDGET_DIVISOR = 20  # one call may take 1/20 of the budget
+FIT_FROM_TOKENS = 1024  # exponents are fitted from here, where the work exceeds the overhead of a call
 MEMINFO_FILE, CLEAR_REFS_FILE = Path("/proc/meminfo"), Path("/proc/self/clear_refs")
 
 
@@ -58,6 +69,162 @@ def find_nearest_valid_lengths(tokens: int) -> list[int]:
     below = math.isqrt(max(0, tokens)) // WINDOW_SIDE
     lengths = dict.fromkeys((WINDOW_SIDE * each) ** 2 for each in (below, below + 1))
     return [each for each in lengths if is_valid_length(each)] or [MAX_TOKENS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostCell:
+    """Measurements of one token mixer at one sequence length."""
+
+    mixer: str
+    tokens: int
+    seconds: MedianAndQuartiles  # per call, over the rounds
+    rounds: tuple[float, ...]  # seconds per call in each round
+    memory: int | None  # bytes
+
+    @classmethod
+    def from_seconds(cls, seconds: Sequence[float], **about: Any) -> "CostCell":
+        return cls(seconds=MedianAndQuartiles.from_values(seconds), rounds=tuple(seconds), **about)
+
+
+def fit_exponent(points: Mapping[int, float]) -> float | None:
+    """p of cost ∝ n^p: least-squares slope of log cost over log n, from FIT_FROM_TOKENS on."""
+    logs = {math.log(n): math.log(cost) for n, cost in points.items() if n >= FIT_FROM_TOKENS and cost > 0}
+    return linear_regression(list(logs), list(logs.values())).slope if len(logs) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostResults:
+    cells: tuple[CostCell, ...]
+    mixers: tuple[TokenMixer, ...]
+    width: int
+    rounds: int
+    notes: tuple[str, ...] = ()  # what was left out, and why
+    seed: int = 0
+    environment: Environment = field(default_factory=Environment)
+
+    @property
+    def tokens(self) -> list[int]:
+        return sorted({cell.tokens for cell in self.cells})
+
+    def select_cells(self, name: str) -> list[CostCell]:
+        return [cell for cell in self.cells if cell.mixer == name]
+
+    def fit_time_exponent(self, name: str) -> MedianAndQuartiles | None:
+        """Median and quartiles of the exponents fitted in each round, whose cells were measured close in time."""
+        cells = self.select_cells(name)
+        fits = [fit_exponent({cell.tokens: cell.rounds[n] for cell in cells}) for n in range(self.rounds)]
+        exponents = [each for each in fits if each is not None]
+        return MedianAndQuartiles.from_values(exponents) if exponents else None
+
+    def fit_memory_exponent(self, name: str) -> float | None:
+        return fit_exponent({cell.tokens: cell.memory for cell in self.select_cells(name) if cell.memory is not None})
+
+    @property
+    def table(self) -> Table:
+        """Complexities as in table 1 of Vaswani 2017 (* not in it), and exponents in theory and as measured."""
+        rows = list[tuple[Cell, ...]]()
+        for each in self.mixers:
+            time, memory = self.fit_time_exponent(each.name), self.fit_memory_exponent(each.name)
+            rows.append(
+                (
+                    f"{each.name}{'' if each.vaswani else ' *'}",
+                    *(f"O({order})" for order in (each.operations, each.steps, each.path)),
+                    Shown(each.time, f"n^{each.time:g}"),
+                    Shown(None, "–") if time is None else Shown(time.median, f"n^{time.median:.2f}"),
+                    "" if time is None else f"{time.low:.2f}–{time.high:.2f}",
+                    Shown(each.memory, f"n^{each.memory:g}"),
+                    Shown(None, "–") if memory is None else Shown(memory, f"n^{memory:.2f}"),
+                )
+            )
+        texts = ("layer", "operations", "steps", "path")
+        exponents = ("time: theory", "time: here", "quartiles", "memory: theory", "memory: here")
+        return Table(
+            title=f"Exponents fitted from {FIT_FROM_TOKENS:,} tokens, and table 1 of Vaswani 2017 (* not in it): "
+            "operations per layer, sequential steps, maximum path length",
+            columns=tuple(Column(name=name, align="l") for name in (*texts, *exponents)),
+            rows=rows,
+            notes=(
+                f"n tokens, width d = {self.width}; k = {KEYS_PER_QUERY} for Linformer, {KERNEL_SIZE} for convolution; "
+                f"r = {KEYS_PER_QUERY}. Attention is measured from q, k, v to its output, without the linear layers, "
+                "which are O(n·d²) for all. Path lengths are those of the table, for overlapping windows and dilated "
+                "kernels.",
+            ),
+        )
+
+    def make_table_by_tokens(self, title: str, values: Mapping[tuple[str, int], float]) -> Table:
+        """One row per layer and one column per number of tokens; three significant digits."""
+        return Table(
+            title=title,
+            columns=(Column(name="layer"), *(Column(name=f"{n:,}") for n in self.tokens)),
+            rows=[
+                (each.name, *(values.get((each.name, n), Shown(None, "–")) for n in self.tokens))
+                for each in self.mixers
+            ],
+        )
+
+    def __str__(self) -> str:
+        """The machine, and the tables of exponents, time and memory."""
+        times = {(each.mixer, each.tokens): 1000 * each.seconds.median for each in self.cells}
+        sizes = {(each.mixer, each.tokens): each.memory / 1e6 for each in self.cells if each.memory is not None}
+        titles = {
+            f"CPU time in ms by number of tokens, one thread, median of {self.rounds} rounds": times,
+            "Memory in MB by number of tokens: inputs and peak allocation": sizes,
+        }
+        tables = [self.make_table_by_tokens(title, values) for title, values in titles.items() if values]
+        return "\n\n".join((f"{self.environment}\n{self.table}", *map(str, tables)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.environment.to_json(),
+            "seed": self.seed,
+            "width": self.width,
+            "rounds": self.rounds,
+            "fitted_from": FIT_FROM_TOKENS,
+            "layers": [self.layer_to_json(each) for each in self.mixers],
+            "cells": [asdict(cell) for cell in self.cells],
+            "notes": list(self.notes),
+        }
+
+    def layer_to_json(self, mixer: TokenMixer) -> dict[str, Any]:
+        time = self.fit_time_exponent(mixer.name)
+        return {
+            "name": mixer.name,
+            "operations": f"O({mixer.operations})",
+            "steps": f"O({mixer.steps})",
+            "path": f"O({mixer.path})",
+            "time": {"theory": mixer.time, "here": None if time is None else asdict(time)},
+            "memory": {"theory": mixer.memory, "here": self.fit_memory_exponent(mixer.name)},
+        }
+
+    def figure(self) -> CaptionedFigure:
+        fitted = [(each, self.fit_time_exponent(each.name)) for each in self.mixers]
+        exponents = ", ".join(f"{each.name} {time.median:.2f} ({each.time:g})" for each, time in fitted if time)
+        arrays = {"tokens": np.array(self.tokens)}
+        for each in self.mixers:
+            found = {cell.tokens: cell for cell in self.select_cells(each.name)}
+            row = [found[n].seconds.median if n in found else math.nan for n in self.tokens]
+            arrays[f"seconds of {each.name}"] = np.array(row)
+            memory = [found[n].memory if n in found else None for n in self.tokens]
+            arrays[f"bytes of {each.name}"] = np.array([math.nan if value is None else value for value in memory])
+        return CaptionedFigure(
+            name="cost",
+            title="Cost of token mixers by sequence length",
+            caption="CPU time and memory of a layer by number of tokens, on log scales. Dashed lines through the last "
+            "points have the slope that theory predicts. "
+            + (
+                f"Exponents of time, with those of theory in brackets: {exponents}."
+                if exponents
+                else f"Exponents need two lengths of {FIT_FROM_TOKENS:,} tokens or more."
+            ),
+            arrays=arrays,
+            draw=lambda: draw_cost(self),
+        )
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write cost.json, cost.txt and cost.png."""
+        write_json(folder / "cost.json", self.to_json())
+        write_text(folder / "cost.txt", f"{self}\n")
+        return [folder / "cost.json", folder / "cost.txt", *self.figure().save(folder)]
 
 
 @dataclass
@@ -196,3 +363,42 @@ class BudgetClock:
 
     def finish(self) -> None:
         self.progress.report(1)
+
+
+def draw_cost(results: CostResults) -> "Figure":
+    """Draw time and, if measured, memory over the number of tokens."""
+    with_memory = any(cell.memory is not None for cell in results.cells)
+    figure = new_figure(12 if with_memory else 6.5, 5.2)
+    panels = figure.subplots(1, 2 if with_memory else 1, squeeze=False)[0]
+    for number, mixer in enumerate(results.mixers):
+        colour, cells = PALETTE[number % len(PALETTE)], results.select_cells(mixer.name)
+        time, memory = results.fit_time_exponent(mixer.name), results.fit_memory_exponent(mixer.name)
+        times = {cell.tokens: 1000 * cell.seconds.median for cell in cells}
+        plot_cost_line(panels[0], times, mixer.time, colour, format_legend(mixer, mixer.time, time and time.median))
+        if with_memory:
+            sizes = {cell.tokens: cell.memory / 1e6 for cell in cells if cell.memory is not None}
+            plot_cost_line(panels[1], sizes, mixer.memory, colour, format_legend(mixer, mixer.memory, memory))
+    style_axes(panels[0], f"CPU time of a layer (width {results.width}, one thread)")
+    if with_memory:
+        style_axes(panels[1], "memory: inputs and peak allocation")
+    for axes, label in zip(panels, ("time (ms)", "memory (MB)"), strict=False):
+        axes.set(xscale="log", yscale="log", xlabel="tokens (dashed and in brackets: theory)", ylabel=label)
+        axes.set_xticks(results.tokens, [f"{n:,}" for n in results.tokens], fontsize=NOTE_POINTS, rotation=30)
+        axes.minorticks_off()
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.legend(frameon=False, fontsize=NOTE_POINTS)
+    return figure
+
+
+def format_legend(mixer: TokenMixer, theory: float, fitted: float | None) -> str:
+    return mixer.name if fitted is None else f"{mixer.name}: $n^{{{fitted:.2f}}}$ ({theory:g})"
+
+
+def plot_cost_line(axes: "Axes", points: Mapping[int, float], theory: float, colour: str, label: str) -> None:
+    """Plot measurements and, dashed over the fitted range, a line of the theoretical slope through the last point."""
+    if not points:
+        return
+    last = max(points)
+    axes.plot(list(points), list(points.values()), color=colour, marker="o", markersize=4, linewidth=1.6, label=label)
+    fitted = [n for n in points if n >= FIT_FROM_TOKENS]
+    axes.plot(fitted, [points[last] * (n / last) ** theory for n in fitted], color=colour, linestyle="--", alpha=0.7)

@@ -1,19 +1,51 @@
-"""Time alternatives interleaved in rounds: load on the machine affects all of them, so ratios stay fair."""
+"""Time alternatives in interleaved rounds, so that load affects all and ratios stay fair; describe the machine."""
 
+import platform
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from math import ceil
 from time import perf_counter, sleep
+from typing import Any
+
+from vitrail import __version__
+from vitrail.base.machine import describe_machine
 
 TURN_SECONDS = 0.2  # of calls in a turn, at least one call
 MIN_ROUNDS, MAX_ROUNDS = 3, 500
 PROGRESS_PARTS = 100  # of one unit of work
 PAUSE_SECONDS = 0.1  # before a turn: threads of the one before spin for a while, which would slow this one
-
+PACKAGES = ("torch", "onnxruntime", "numpy", "timm", "transformers")  # whose versions are recorded
 
 Progress = Callable[[int], object]  # called with the number of parts done since the last call
+
+
+def collect_versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "vitrail": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Machine, versions of packages and time of a measurement."""
+
+    machine: str = field(default_factory=describe_machine)
+    versions: Mapping[str, str] = field(default_factory=collect_versions)
+    when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def __str__(self) -> str:
+        return f"{self.machine}; {', '.join(f'{name} {number}' for name, number in self.versions.items())}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"vitrail": __version__, "when": self.when, "machine": self.machine, "versions": dict(self.versions)}
 
 
 @dataclass(frozen=True)

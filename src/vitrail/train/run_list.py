@@ -8,7 +8,8 @@ from typing import Any
 
 from vitrail.base.errors import DataError, describe_error
 from vitrail.base.locks import LOCK_FILE_NAME
-from vitrail.base.text import TableCells, format_duration, make_printable
+from vitrail.base.table import Column, Shown, Table
+from vitrail.base.text import format_duration
 from vitrail.checkpoint.run_files import (
     CHECKPOINTS_FOLDER,
     LOG_FILE,
@@ -105,32 +106,39 @@ class RunSummary:
         }
 
 
-def list_run_cells(runs: Sequence[RunSummary]) -> TableCells:
-    """The cells of a table with one row per run; teachers have a column if there are any.
+def make_run_table(runs: Sequence[RunSummary]) -> Table:
+    """One row per run; teachers have a column if there are any.
 
     With runs of other tasks than classification, each row names its metric.
     """
     names = ["run", "model", *["teacher"] * any(run.teacher for run in runs), "data", "recipe"]
     mixed = any(not run.task.is_classification for run in runs)
-    rows = [
-        (
-            *(make_printable(run.name if name == "run" else vars(run)[name], MAX_CELL_LENGTH) for name in names),
-            f"{run.step}/{'?' if run.steps is None else run.steps}",
-            *([make_printable(run.task.metric.label, MAX_CELL_LENGTH)] if mixed else []),
-            run.task.metric.format_value(run.last_metric),
-            run.task.metric.format_value(run.best_metric),
-            LOSS_METRIC.format_value(run.last_value("val_loss")),
-            LOSS_METRIC.format_value(run.last_value("loss")),
-            format_duration(run.last_value("seconds")),
-            make_printable(run.state, 100),
-        )
-        for run in runs
-    ]
     label = CLASSIFICATION_METRICS[0].label
-    results = ("metric", "last", "best") if mixed else (f"val {label}", f"best {label}")
-    numbers = ("steps", *results, "val loss", "train loss", "time")
-    alignments = "".join("l" if name == "metric" else "r" for name in numbers)
-    return (*names, *numbers, "state"), rows, "l" * len(names) + alignments + "l"
+    results = ("last", "best") if mixed else (f"val {label}", f"best {label}")
+    return Table(
+        columns=(
+            *(Column(name=name, max_length=MAX_CELL_LENGTH) for name in names),
+            Column(name="steps", align="r"),
+            *[Column(name="metric", max_length=MAX_CELL_LENGTH)] * mixed,
+            *(Column(name=name, align="r") for name in (*results, "val loss", "train loss", "time")),
+            Column(name="state", max_length=100),
+        ),
+        rows=[
+            (
+                *(run.name if name == "run" else vars(run)[name] for name in names),
+                Shown(run.step, f"{run.step}/{'?' if run.steps is None else run.steps}"),
+                *([run.task.metric.label] if mixed else []),
+                *(Shown(value, run.task.metric.format_value(value)) for value in (run.last_metric, run.best_metric)),
+                *(
+                    Shown(value, LOSS_METRIC.format_value(value))
+                    for value in (run.last_value("val_loss"), run.last_value("loss"))
+                ),
+                Shown(run.last_value("seconds"), format_duration(run.last_value("seconds"))),
+                run.state,
+            )
+            for run in runs
+        ],
+    )
 
 
 def read_run_summaries(folder: Path) -> tuple[RunSummary, ...]:

@@ -292,7 +292,8 @@ class StudyFlags(TrainFlags):
     seeds
         Runs per row, with seeds from --seed on; the table shows mean ± standard deviation.
     out
-        Folder of the study. [default: RECIPE-ablation or DATA-positions in runs/]
+        Folder of the study. Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html.
+        [default: RECIPE-ablation or DATA-positions in runs/]
     dry_run
         Check and print the rows, and write nothing.
     as_json

@@ -1,15 +1,52 @@
-"""Results of commands: notes on stderr, text or JSON on stdout, files in a folder."""
+"""Results of commands: text or JSON on stdout, a table in a file, or files in a folder."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vitrail.base.errors import ConfigError
-from vitrail.cli.output.messages import print_notes, print_text
+from vitrail.base.files import make_writable_folder, refuse_existing_outputs
+from vitrail.base.table import TABLE_SUFFIXES, Table
+from vitrail.cli.output.messages import print_text
 
 if TYPE_CHECKING:
     from vitrail.base.figures import FigureFolder
+
+
+class Result(Protocol):
+    """What a command measured: `str()` is its report."""
+
+    @property
+    def table(self) -> Table: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def split_output(out: Path | None) -> tuple[Path | None, Path | None]:
+    """The folder or the file for the table that -o names, the other is None: a new NAME.md and so on is a table."""
+    is_table = out is not None and out.suffix.lower() in TABLE_SUFFIXES and not out.is_dir()
+    return (None, out) if is_table else (out, None)
+
+
+def prepare_output(out: Path | None, files: Iterable[str], *, overwrite: bool) -> None:
+    """Fail before the work if the table, or the files of a folder, cannot be written."""
+    folder, table = split_output(out)
+    prepare_figure_folder(folder, files, overwrite=overwrite)
+    if table is not None:
+        refuse_existing_outputs([table], overwrite=overwrite)
+        make_writable_folder(table.parent)
+
+
+def print_result(
+    result: Result, report: Mapping[str, Any], out: Path | None, write: Callable[[Path], list[Path]], *, as_json: bool
+) -> None:
+    """Print the result as text, or the report as JSON. With -o, write the table to its file, or files by `write`."""
+    folder, table = split_output(out)
+    if table is not None:
+        result.table.write(table)
+    written = [table] if table is not None else [] if folder is None else write(folder)
+    print_report(result, report, written, as_json=as_json)
 
 
 def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrite: bool) -> None:
@@ -17,7 +54,6 @@ def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrit
     if folder is None:
         return
     from vitrail.base.figures import new_figure
-    from vitrail.base.files import make_writable_folder, refuse_existing_outputs
 
     refuse_existing_outputs((folder / name for name in files), overwrite=overwrite)
     make_writable_folder(folder)
@@ -28,8 +64,6 @@ def check_output_file(option: str, path: Path | None, suffixes: Sequence[str], *
     """Fail before the work if the name of a file has another suffix, or is taken."""
     if path is None:
         return
-    from vitrail.base.files import refuse_existing_outputs
-
     kind = path.suffix.lower()
     if kind not in suffixes and (kind != ".htm" or ".html" not in suffixes):
         raise ConfigError(f"{option} {path}; expected a file name that ends in {' or '.join(suffixes)}")
@@ -70,15 +104,3 @@ def print_report(result: object, report: Mapping[str, Any], written: Sequence[Pa
         print(json.dumps(report, indent=2))
     else:
         print_text("\n\n".join([str(result), *([f"written: {', '.join(map(str, written))}"] if written else [])]))
-
-
-def write_and_print_benchmark(found: Any, out: Path | None, *, as_json: bool, tables: Sequence[str] = ()) -> None:
-    """The results of a benchmark: notes, then the machine and the tables, or only JSON. Writes its files to `out`."""
-    print_notes(found.notes)
-    written = [] if out is None else found.write(out)
-    if as_json:
-        print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
-        return
-    print_text("\n".join(map(str, (found.environment, found, *tables))))
-    if written:
-        print(f"\nwritten: {', '.join(map(str, written))}")

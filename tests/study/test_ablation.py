@@ -15,10 +15,9 @@ import vitrail
 from vitrail.base.errors import VitrailError
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
-from vitrail.study.ablation_plan import INGREDIENT_OFF_VALUES, AblationPlanner, AblationVariant
-from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
-from vitrail.study.ablation_runs import find_run_state, find_study_folder, list_ablation_runs
-from vitrail.study.plots import draw_ablation
+from vitrail.study.ablation import INGREDIENT_OFF_VALUES, AblationPlanner
+from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome, draw_ablation
+from vitrail.study.ablation_runs import AblationVariant, find_run_state, find_study_folder, list_ablation_runs
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.train.plan import plan_request
 from vitrail.train.run_folder import RunFolder
@@ -191,7 +190,7 @@ def line(name: str, *values: float, failed: str = "", task: RecordedTask = CLASS
 def test_mean_and_standard_deviation(tmp_path: Path) -> None:
     lines = (line("full", 0.5, 0.6), line("worse", 0.2, 0.4), line("one", 0.7, failed="NaN"), line("bad", failed="NaN"))
     table = AblationResults(recipe="mine", data="toys", lines=lines)
-    full, worse, one, bad = table.cells()
+    full, worse, one, bad = (tuple(row) for row in table.table.format_cells())
     assert full[2:] == ("55.00 ± 7.07", "", "1.1000 ± 0.1414", "2")  # 0.1 / √2
     assert worse[2:] == ("30.00 ± 14.14", "-25.00", "0.6000 ± 0.2828", "2")
     assert one[2:] == ("70.00", "+15.00", "1.4000", "1 of 2")
@@ -225,8 +224,8 @@ def test_tables_of_other_tasks_have_their_metric(tmp_path: Path) -> None:
     """A lower RMSE is a gain; a value that is not a share is not in per cent."""
     lines = (line("full", 2.0, 4.0, task=ERROR), line("worse", 3.5, task=ERROR), line("bad", failed="NaN"))
     table = AblationResults(recipe="mine", data="toys", lines=lines)
-    assert table.heading == ("row", "what differs", "RMSE", "gain", "loss", "seeds")
-    full, worse, bad = table.cells()
+    assert [each.heading for each in table.table.columns] == ["row", "what differs", "RMSE", "gain", "loss", "seeds"]
+    full, worse, bad = (tuple(row) for row in table.table.format_cells())
     assert full[2:] == ("3.0000 ± 1.4142", "", "6.0000 ± 2.8284", "2")
     assert (worse[2:], bad[2:]) == (("3.5000", "-0.5000", "7.0000", "1"), ("failed", "", "", "0 of 1"))
     data = json.loads(json.dumps(table.to_json()))
@@ -238,13 +237,11 @@ def test_tables_of_other_tasks_have_their_metric(tmp_path: Path) -> None:
         "loss": 7,
     }
     assert data["rows"][1]["runs"][0]["rmse"] == 3.5
-    assert "validation RMSE and loss, mean" in table.to_markdown()
+    assert "validation RMSE and loss, mean" in table.table.to_markdown()
     only_loss = RecordedTask(name="toy", metrics=(LOSS_METRIC,))
     losses = AblationResults(recipe="mine", data="toys", lines=(line("full", 2.0, task=only_loss),))
-    assert (losses.heading, losses.cells()[0][2:]) == (
-        ("row", "what differs", "loss", "gain", "seeds"),
-        ("2.0000", "", "1"),
-    )
+    assert [each.name for each in losses.table.columns] == ["row", "what differs", "loss", "gain", "seeds"]
+    assert losses.table.format_cells()[0][2:] == ["2.0000", "", "1"]
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     assert draw_ablation(table) is not None
 

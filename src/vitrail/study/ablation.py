@@ -1,4 +1,4 @@
-"""Plan an ablation: train a recipe in full, and again with one ingredient removed or replaced (DeiT, table 8).
+"""An ablation: train a recipe in full, and again with one ingredient removed or replaced (DeiT, table 8).
 
 All rows are built and checked before the first is trained, so that none fails after hours because of a typo.
 """
@@ -8,17 +8,29 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import torch
 
 from vitrail.base.errors import ConfigError, unknown_name_error
+from vitrail.distributed import Ranks, resolve_device
 from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
 from vitrail.models.base.family import FOREIGN_FIELD_NAMES
 from vitrail.recipes import recipe as recipes
 from vitrail.recipes.request import Request
+from vitrail.study.ablation_results import AblationResults
+from vitrail.study.ablation_runs import (
+    AblationVariant,
+    TrainingStudy,
+    find_study_folder,
+    format_value,
+    json_round_trip,
+    list_ablation_runs,
+)
 from vitrail.tasks import find_task
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.distillation import check_distill_token_fits_model, check_no_random_augmentation
@@ -64,33 +76,6 @@ FOREIGN_SETTING_NAMES = {
 SETTING_NAMES = tuple(each.name for _, each in recipes.list_settings())
 DISTILLATION_SETTINGS = recipes.list_setting_names("distillation")
 MAX_ROW_NAME_LENGTH = 80
-
-
-@dataclass(frozen=True, kw_only=True)
-class AblationVariant:
-    """A row of the table: training runs that differ in the seed alone."""
-
-    name: str
-    request: Request  # with the first seed
-    # differences by name: the value of the full row and its own
-    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
-    unchanged_text: str = "the full recipe"  # description without differences
-
-    def request_for_seed(self, seed: int) -> Request:
-        return replace(self.request, recipe=self.request.recipe.with_settings({"seed": seed}))
-
-    @property
-    def description(self) -> str:
-        changed = [
-            f"{name} {format_value(before)} → {format_value(now)}" for name, (before, now) in self.changes.items()
-        ]
-        return ", ".join(changed) or self.unchanged_text
-
-
-def format_value(value: object) -> str:
-    if isinstance(value, bool | None):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class AblationPlanner:
@@ -243,12 +228,38 @@ def collect_settings(request: Request, plan: Plan) -> dict[str, Any]:
     return {**found, **asdict(plan.model.config), "init": request.init}
 
 
-def json_round_trip(value: Any) -> Any:
-    """The value as read back from a JSON file."""
-    return json.loads(json.dumps(value))
-
-
 def make_folder_name(text: str) -> str:
     """Make text a folder name; a long one is cut and made unique by a checksum."""
     name = re.sub(r"[^\w.+]+", "-", text.replace("_", "-")).strip("-.")
     return name if len(name) <= MAX_ROW_NAME_LENGTH else f"{name[: MAX_ROW_NAME_LENGTH - 9]}-{crc32(text.encode()):08x}"
+
+
+def plan_ablation_study(
+    request: Request,
+    without: Sequence[str],
+    replaced: Sequence[Mapping[str, Any]],
+    *,
+    each: bool = False,
+    seeds: Sequence[int] = (0,),
+    folder: Path | None = None,
+    device: str = "auto",
+) -> TrainingStudy:
+    """The rows of an ablation and their runs in the folder, by default one in runs/; all are checked with the teacher.
+
+    `without` are ingredients to leave out, `replaced` other values by name; `each` leaves out every ingredient in turn.
+    """
+    place, name = resolve_device(device, Ranks()), request.recipe.name
+    ablation = AblationPlanner(request)
+    rows = ablation.build_rows(without, replaced, each=each)
+    teacher = Teacher.from_name(request.teacher) if request.teacher else None
+    if teacher is not None:
+        ablation.check_teacher_fits(rows, teacher, place)
+    folder = folder or find_study_folder(f"{name}-ablation", rows, seeds, teacher)
+    data = ablation.data.name
+    return TrainingStudy(
+        title=f"ablation of {name} on {data}",
+        rows=rows,
+        runs=list_ablation_runs(rows, seeds, folder, teacher),
+        folder=folder,
+        read_results=partial(AblationResults.read, name, data, rows),
+    )
