@@ -164,6 +164,13 @@ def test_alignment_follows_the_cells_unless_the_column_has_its_own() -> None:
     table = Table(columns=columns, rows=[("x", "failed", "1/2", None), ("y", 1.5, "2/2", None)])
     assert table.alignments == "lrrl"
     assert table.drop_empty_columns().alignments == "lrr"
+    assert table.with_labels(model="vit").list_records()[0] == {
+        "model": "vit",
+        "a": "x",
+        "b": "failed",
+        "c": "1/2",
+        "d": None,
+    }
 
 
 def test_wide_text_repeats_its_first_columns() -> None:

@@ -6,7 +6,7 @@ A table keeps numbers as numbers. CSV and JSON have them in full; the other form
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from math import floor, isfinite, log10
 from pathlib import Path
@@ -138,17 +138,16 @@ class Table:
             for column, own in zip(self.columns, cells, strict=True)
         )
 
+    def with_labels(self, **labels: str) -> "Table":
+        """The table with columns of the same text in front: model="vit_tiny", data="photos"."""
+        columns = (*(Column(name=name) for name in labels), *self.columns)
+        return replace(self, columns=columns, rows=[(*labels.values(), *row) for row in self.rows])
+
     def drop_empty_columns(self) -> "Table":
         """The table without columns in which no cell has a value."""
         places = [n for n in range(len(self.columns)) if any(row[n] not in (None, "") for row in self.rows)]
         rows = [[row[n] for n in places] for row in self.rows]
-        return Table(
-            columns=tuple(self.columns[n] for n in places),
-            rows=rows,
-            title=self.title,
-            notes=self.notes,
-            repeated=self.repeated,
-        )
+        return replace(self, columns=tuple(self.columns[n] for n in places), rows=rows)
 
     def format_cells(self) -> list[list[str]]:
         """The printed cells of each row, without unprintable characters."""

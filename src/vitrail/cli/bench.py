@@ -91,4 +91,4 @@ def bench(
     with progress_bar(request.progress_total, "measuring") as advance:
         found = run_benchmark(request, progress=advance)
     print_notes(found.notes)
-    print_result(found, found.to_json(), out, found.write, as_json=as_json)
+    print_result(found, found.table, found.to_json(), out, found.write, as_json=as_json)

@@ -63,4 +63,4 @@ def compare(
         )
     print_notes(result.notes)
     report = {"models": list(models), **result.to_json()}
-    print_result(result, report, out, lambda folder: result.write(report, folder), as_json=as_json)
+    print_result(result, result.table, report, out, lambda folder: result.write(report, folder), as_json=as_json)

@@ -63,4 +63,4 @@ def cost(
         print("vitrail: stopped; nothing is written: a smaller --budget ends sooner", file=sys.stderr)
         raise
     print_notes(found.notes)
-    print_result(found, found.to_json(), out, found.write, as_json=as_json)
+    print_result(found, found.table, found.to_json(), out, found.write, as_json=as_json)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.files import make_writable_folder, refuse_existing_outputs
@@ -12,15 +12,6 @@ from vitrail.cli.output.messages import print_text
 
 if TYPE_CHECKING:
     from vitrail.base.figures import FigureFolder
-
-
-class Result(Protocol):
-    """What a command measured: `str()` is its report."""
-
-    @property
-    def table(self) -> Table: ...
-
-    def to_json(self) -> dict[str, Any]: ...
 
 
 def split_output(out: Path | None) -> tuple[Path | None, Path | None]:
@@ -39,13 +30,19 @@ def prepare_output(out: Path | None, files: Iterable[str], *, overwrite: bool) -
 
 
 def print_result(
-    result: Result, report: Mapping[str, Any], out: Path | None, write: Callable[[Path], list[Path]], *, as_json: bool
+    result: object,
+    table: Table,
+    report: Mapping[str, Any],
+    out: Path | None,
+    write: Callable[[Path], list[Path]],
+    *,
+    as_json: bool,
 ) -> None:
     """Print the result as text, or the report as JSON. With -o, write the table to its file, or files by `write`."""
-    folder, table = split_output(out)
-    if table is not None:
-        result.table.write(table)
-    written = [table] if table is not None else [] if folder is None else write(folder)
+    folder, table_file = split_output(out)
+    if table_file is not None:
+        table.write(table_file)
+    written = [table_file] if table_file is not None else [] if folder is None else write(folder)
     print_report(result, report, written, as_json=as_json)
 
 
