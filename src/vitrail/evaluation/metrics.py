@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.base.errors import DataError, VitrailError
-from vitrail.base.text import format_count, format_table, make_printable
+from vitrail.base.table import Cell, Column, Shown, Table
+from vitrail.base.text import format_count, make_printable
 from vitrail.evaluation.wrong_predictions import WrongPrediction
 
 CALIBRATION_BINS = 15  # for the calibration error, as in Guo 2017 (arXiv 1706.04599)
@@ -111,8 +112,8 @@ class Evaluation:
                 None,
                 (
                     self.format_headline(),
-                    self.format_class_table(),
-                    self.format_confused_table(),
+                    str(self.make_class_table()),
+                    str(self.make_confused_table()) if self.list_confused_pairs() else "",
                     self.format_skipped(),
                 ),
             )
@@ -132,26 +133,36 @@ class Evaluation:
             return line
         return f"{line}\nReaL top-1 {self.real:.2%} of the {self.real_images:,} images that have ReaL labels"
 
-    def format_class_table(self) -> str:
+    @property
+    def table(self) -> Table:
+        """One row with all metrics; top-5 only if there are more than five classes."""
+        metrics: dict[Column, Cell] = {
+            Column(name="images"): self.images,
+            Column(name="top-1", unit="%", digits=2): self.top1,
+            Column(name="top-5", unit="%", digits=2): self.top5 if len(self.labels) > 5 else None,
+            Column(name="loss", digits=4): self.loss,
+            Column(name="calibration error", digits=4): self.calibration_error,
+            Column(name="ReaL top-1", unit="%", digits=2): self.real,
+        }
+        return Table(columns=tuple(metrics), rows=[list(metrics.values())]).drop_empty_columns()
+
+    def make_class_table(self) -> Table:
         worst = sorted(self.per_class, key=lambda each: each.accuracy)
         some = len(worst) > 2 * MAX_REPORT_ROWS
-        rows = [
-            (make_printable(each.label, MAX_NAME_LENGTH), f"{each.images:,}", f"{each.accuracy:.1%}")
-            for each in worst[: MAX_REPORT_ROWS if some else None]
-        ]
         heading = f"worst of {len(worst):,} classes" if some else "class"
-        return "\n".join(format_table((heading, "images", "right"), rows, "lrr"))
+        return Table(
+            columns=(Column(name=heading, max_length=MAX_NAME_LENGTH), Column(name="images"), Column(name="right")),
+            rows=[
+                (each.label, each.images, Shown(each.accuracy, f"{each.accuracy:.1%}"))
+                for each in worst[: MAX_REPORT_ROWS if some else None]
+            ],
+        )
 
-    def format_confused_table(self) -> str:
-        rows = [
-            (
-                make_printable(each.label, MAX_NAME_LENGTH),
-                make_printable(each.taken_for, MAX_NAME_LENGTH),
-                f"{each.images:,}",
-            )
-            for each in self.list_confused_pairs()[:MAX_REPORT_ROWS]
-        ]
-        return "\n".join(format_table(("most confused", "taken for", "images"), rows, "llr")) if rows else ""
+    def make_confused_table(self) -> Table:
+        texts = (Column(name=name, max_length=MAX_NAME_LENGTH) for name in ("most confused", "taken for"))
+        pairs = self.list_confused_pairs()[:MAX_REPORT_ROWS]
+        rows = [(each.label, each.taken_for, each.images) for each in pairs]
+        return Table(columns=(*texts, Column(name="images")), rows=rows)
 
     def format_skipped(self) -> str:
         if not self.skipped:
