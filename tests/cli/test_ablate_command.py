@@ -154,6 +154,19 @@ def test_ablation_of_distillation(capsys: pytest.CaptureFixture[str]) -> None:
     assert "distill hard → soft, distilled true → false" in out
 
 
+def test_table_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """The runs are in the default folder."""
+    ablate(f"{TINY} --without mixup -o new/table.csv")
+    assert "table.md, runs/scratch-ablation/ablation.png, new/table.csv; all runs:" in capsys.readouterr().out
+    heading, full, without = Path("new/table.csv").read_text("utf-8").splitlines()
+    assert heading == "row,what differs,top-1,to full,loss,seeds"
+    rows = json.loads(Path("runs/scratch-ablation/table.json").read_text())["rows"]
+    assert full == f"full,the full recipe,{rows[0]['top1']},,{rows[0]['loss']},1"
+    assert without.startswith(f"without-mixup,mixup 0.2 → 0,{rows[1]['top1']},{rows[1]['points']},")
+    with pytest.raises(VitrailError, match=r"^-o new/table\.csv already exists; expected the name of a new file$"):
+        ablate(f"{TINY} --without mixup -o new/table.csv")
+
+
 def test_dry_run_prints_the_rows_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     ablate(f"{TINY} --all --seeds 3 --dry-run")
     out = capsys.readouterr().out

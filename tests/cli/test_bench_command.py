@@ -32,11 +32,18 @@ def exported(stock: ModelFiles) -> Path:
     return stock.folder_for("onnx")
 
 
-def test_table_of_engines(vitrail_: Run, model: Path, stock: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_engines(
+    vitrail_: Run, model: Path, stock: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(benches, "ModelFiles", lambda *_: stock)  # pyright: ignore[reportUnknownLambdaType]
-    result = vitrail_("bench", model, "--engines", "eager,onnx", *QUICK)
+    table = tmp_path / "new/table.csv"
+    result = vitrail_("bench", model, "--engines", "eager,onnx", *QUICK, "-o", table)
     assert (result.code, result.err) == (0, "")
-    machine, heading, _, eager, onnx = result.out.splitlines()
+    machine, heading, _, eager, onnx, _, written = result.out.splitlines()
+    assert written == f"written: {table}"
+    assert [line.split(",")[:5] for line in table.read_text("utf-8").splitlines()[1:]] == [
+        [str(model), "32", "1", "1", name] for name in ("eager", "onnx")
+    ]
     assert "torch" in machine
     assert heading.split()[:6] == ["model", "pixels", "batch", "threads", "by", "images/s"]
     assert "to eager" in heading

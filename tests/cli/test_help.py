@@ -81,6 +81,12 @@ def test_every_command_has_a_summary_and_examples(name: str) -> None:
     assert max(map(len, examples)) <= 100
 
 
+@pytest.mark.parametrize("name", ["runs", "compare", "bench", "ablate", "study cost", "study positions"])
+def test_commands_with_a_table_say_how_to_write_it(name: str) -> None:
+    (out,) = (entry for entry in list_options(name) if "--out" in entry.names)
+    assert "Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html." in format_description(out)
+
+
 def test_the_first_page_has_three_lines_and_groups(vitrail_: Run) -> None:
     assert len([line for line in TOP_HELP.splitlines() if line]) == 3
     page = vitrail_("--help").out

@@ -28,7 +28,7 @@ def test_tables_of_time_and_memory(vitrail_: Run) -> None:
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert "torch" in lines[0]
-    assert lines[2].split()[:4] == ["layer", "operations", "steps", "path"]
+    assert lines[3].split()[:4] == ["layer", "operations", "steps", "path"]
     assert [line.split()[-2:] for line in lines if line.startswith("layer")][1] == ["64", "256"]
     assert sum(line.startswith("LSTM ") for line in lines) == (3 if costs.CLEAR_REFS_FILE.exists() else 2)
 
@@ -43,6 +43,14 @@ def test_json_equals_the_written_file(vitrail_: Run, tmp_path: Path) -> None:
     assert results["width"] == 4
     assert {cell["tokens"] for cell in results["cells"]} == {64, 256}
     assert {path.name for path in out.iterdir()} == {"cost.json", "cost.txt", "cost.png"}
+
+
+def test_table_in_a_file(vitrail_: Run, tmp_path: Path) -> None:
+    result = vitrail_(*QUICK, "--tokens", "64,256", "-o", tmp_path / "table.tex")
+    assert (result.code, result.err) == (0, "")
+    text = (tmp_path / "table.tex").read_text("utf-8")
+    assert r"\begin{tabular}{lllllllll}" in text
+    assert r"full, fused & O(n$^2$$\cdot$d) & O(1) & O(1) & n\textasciicircum{}2 & -- &" in text
 
 
 def test_skipped_lengths_are_noted(vitrail_: Run) -> None:

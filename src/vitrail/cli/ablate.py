@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
+from vitrail.base.files import make_writable_folder
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags, collect_given_flags
 from vitrail.cli.options.train_flags import DEFAULT_STUDENT, StudyFlags, TeacherCache, TeacherModel
 from vitrail.cli.options.values import parse_field, parse_size
@@ -94,6 +95,8 @@ def run_study(study: "TrainingStudy", flags: StudyFlags) -> None:
     _, table = split_output(flags.out)
     if table is not None and table.exists():
         raise ConfigError(f"-o {table} already exists; expected the name of a new file")
+    if table is not None and not flags.dry_run:
+        make_writable_folder(table.parent)
     with redirect_stdout(sys.stderr) if flags.as_json else nullcontext():
         result = study.run(flags.make_runtime(), dry_run=flags.dry_run)
     if result is None:  # another process prints it
