@@ -15,7 +15,7 @@ import torch
 
 import vitrail
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.evaluation.probes.few_shot import permute_classes
+from vitrail.evaluation.probes.feature_measures import permute_classes
 from vitrail.recipes.recipe import Recipe
 
 

@@ -1,7 +1,6 @@
 """Cached teacher logits: equal to live ones, computed once, verified, and separate for each teacher."""
 
-import os
-import random
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -27,18 +26,13 @@ from vitrail.tasks.classification import Classification, LossInputs
 from vitrail.tasks.distillation import DistillationLoss, make_distillation
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.teacher import Teacher, TeacherView
-from vitrail.tasks.teacher_cache import (
-    LogitsFile,
-    check_recorded_cache,
-    open_intact_logits_or_none,
-    write_array_with_checksum,
-)
+from vitrail.tasks.teacher_cache import TeacherCache, check_recorded_cache
 from vitrail.train.fit import fit
 
 
 @pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vitrail.tasks.teacher_cache, "IMAGES_PER_FILE", 16)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitrail.tasks.teacher_cache, "IMAGES_PER_BLOCK", 16)
 
 
 def objective(folder: Path | None, which: Teacher | None = None, recipe: Recipe = PLAIN) -> Any:
@@ -58,7 +52,7 @@ def train_student(folder: Path | None) -> dict[str, Tensor]:
 
 def test_cached_logits_give_the_result_of_live_ones(tmp_path: Path) -> None:
     live, cached, again = train_student(None), train_student(tmp_path / "cache"), train_student(tmp_path / "cache")
-    assert sorted(each.name for each in (tmp_path / "cache").glob("*/*.npy")) == [f"0000{n}.npy" for n in range(3)]
+    assert sorted(each.name for each in (tmp_path / "cache").glob("*/*")) == ["logits.npy", "teacher.json"]
     for name, each in live.items():
         torch.testing.assert_close(cached[name], each, atol=1e-4, rtol=1e-3)
         assert torch.equal(cached[name], again[name])
@@ -73,18 +67,17 @@ def test_teacher_predicts_each_image_once(tmp_path: Path) -> None:
     assert sum(map(len, net.shown)) == 2
 
 
-def test_two_runs_with_an_empty_cache_share_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second run would have replaced the files that the first one reads, which then stops."""
+def test_two_runs_with_an_empty_cache_share_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed, waiting, compute = list[int](), threading.Event(), vitrail.tasks.teacher_cache.compute_teacher_logits
     second = threading.Thread(target=objective, args=(tmp_path,))
 
-    def compute_while_another_run_starts(view: Any, dataset: Any, rows: range, progress: Any) -> Any:
-        computed.append(rows.start)
-        if len(computed) == 1:
+    def compute_while_another_run_starts(file: Any, view: Any, images: Any, indices: Any, progress: Any) -> None:
+        computed.extend(indices.tolist())
+        if len(computed) == 16:
             second.start()
             assert waiting.wait(60)
         waiting.set()
-        return compute(view, dataset, rows, progress)
+        compute(file, view, images, indices, progress)
 
     def say_that_it_waits(_: float) -> None:
         waiting.set()
@@ -93,50 +86,79 @@ def test_two_runs_with_an_empty_cache_share_their_files(tmp_path: Path, monkeypa
     monkeypatch.setattr(locks, "sleep", say_that_it_waits)
     objective(tmp_path)
     second.join(60)
-    assert sorted(computed) == [0, 16, 32]
+    assert sorted(computed) == [*range(40)]
 
 
-def test_missing_and_damaged_files_are_recomputed(tmp_path: Path) -> None:
+def test_missing_and_damaged_rows_are_recomputed(tmp_path: Path) -> None:
+    objective(tmp_path)
+    (path,) = tmp_path.glob("*/logits.npy")
+    before, content = np.load(path), path.read_bytes()
+    changed = bytearray(content)
+    changed[128 + 4 * 4 * 20] ^= 1
+    for damage, rows in ((bytes(changed), 1), (content[:300], 40), (b"", 40), (b"PK\x03\x04", 40), (b"text", 40)):
+        path.write_bytes(damage)
+        net = Convnet()
+        with pytest.warns(
+            match=rf"logits\.npy is damaged \({rows} of 40 rows\); the teacher predicts these images again"
+        ):
+            objective(tmp_path, teacher(net))
+        assert sum(map(len, net.shown)) == 2 + rows
+        np.testing.assert_allclose(np.load(path), before, atol=1e-5)
+    path.unlink()
+    net = Convnet()
+    objective(tmp_path, teacher(net))
+    assert sum(map(len, net.shown)) == 2 + 40
+    assert path.read_bytes() == content
+    assert not [each for each in path.parent.iterdir() if each.name.startswith(".")]
+
+
+def test_an_interrupted_computation_continues_where_it_was(tmp_path: Path) -> None:
+    def interrupt(net: Any, _: object) -> None:
+        if len(net.shown) == 3:
+            raise KeyboardInterrupt
+
+    net = Convnet()
+    net.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        objective(tmp_path, teacher(net))
+    net = Convnet()
+    objective(tmp_path, teacher(net))
+    assert sum(map(len, net.shown)) == 2 + 8, "two blocks of 16 were complete"
+
+
+def test_files_of_an_earlier_version_are_not_used(tmp_path: Path) -> None:
     objective(tmp_path)
     (folder,) = tmp_path.iterdir()
-    before = [np.load(path) for path in sorted(folder.glob("*.npy"))]
-    (folder / "00000.npy").unlink()
-    for damage in (b"\x93NUMPY", b"", b"PK\x03\x04", b"text"):
-        (folder / "00001.npy").write_bytes(damage)
-        net = Convnet()
-        with pytest.warns(match=r"00001\.npy is damaged \(.*\); the teacher predicts these images again"):
-            objective(tmp_path, teacher(net))
-        assert sum(map(len, net.shown)) == 2 + (32 if damage == b"\x93NUMPY" else 16)
-    for path, array in zip(sorted(folder.glob("*.npy")), before, strict=True):
-        assert np.array_equal(np.load(path), array)
-    assert not [each for each in folder.iterdir() if each.name.startswith(".")]
+    for number in range(3):
+        np.save(folder / f"{number:05}.npy", np.zeros((16, 4), np.float32))
+    objective(tmp_path)
+    (folder / "logits.npy").unlink()
+    with pytest.warns(match="has logits of an earlier version") as noted:
+        objective(tmp_path)
+    assert len(noted) == 1
+    assert np.load(folder / "logits.npy").any()
 
 
-@pytest.mark.filterwarnings("ignore:.*is damaged")
-def test_file_with_a_flipped_bit_is_recomputed(tmp_path: Path, mutations: int) -> None:
-    write_array_with_checksum(tmp_path / "a.npy", np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32))
-    rows, content, chance = np.load(tmp_path / "a.npy"), (tmp_path / "a.npy").read_bytes(), random.Random(0)
-    recomputed = 0
-    for _ in range(max(mutations // 10, 100)):
-        position = chance.randrange(len(content))
-        changed = bytes([content[position] ^ (1 << chance.randrange(8))])
-        (tmp_path / "a.npy").write_bytes(content[:position] + changed + content[position + 1 :])
-        found = open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
-        recomputed += found is None
-        assert found is None or np.array_equal([found.read_row(row) for row in range(16)], rows)
-    assert recomputed
-    (tmp_path / "a.npy").write_bytes(content[:-72])
-    old = open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
-    assert old is not None, "a file of an earlier version, without checksum"
-    assert np.array_equal([old.read_row(row) for row in range(16)], rows)
+@pytest.mark.parametrize("limit", [0, 128 + 4 * 40 * 4 + 4 * 20])
+def test_on_a_full_disk_the_teacher_runs_at_every_step(limit: int, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    live, before = objective(None), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.warns(match="the teacher's logits are not cached: cannot write .*; it runs at every step"):
+            found = objective(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not isinstance(found.teacher_logits, TeacherCache)
+    (batch,) = evaluation_batches(get_training_images(), SEEN)
+    inputs = LossInputs(normalise(batch["images"], SEEN), torch.empty(0), batch["labels"], batch["indices"])
+    assert torch.equal(found.teacher_logits(inputs), live.teacher_logits(inputs))
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_special_file_is_a_one_line_error(make: Any, tmp_path: Path) -> None:
-    make(tmp_path / "a.npy")
-    with pytest.raises(CheckpointError, match=r"a\.npy cannot be used: it is a "):
-        open_intact_logits_or_none(tmp_path / "a.npy", (16, 4))
+def get_training_images() -> ArrayDataset:
+    images = data().train
+    assert isinstance(images, ArrayDataset)
+    return images
 
 
 def test_a_folder_that_only_a_file_names_is_not_written_to(tmp_path: Path) -> None:
@@ -154,11 +176,9 @@ def test_a_folder_that_only_a_file_names_is_not_written_to(tmp_path: Path) -> No
 
 def test_missing_logits_are_an_error(tmp_path: Path) -> None:
     """The image was unreadable when the cache was written."""
-    objective(tmp_path)
-    (folder,) = tmp_path.iterdir()
-    np.save(folder / "00000.npy", np.full((16, 4), np.nan, np.float32))
     loss = objective(tmp_path)
-    with pytest.raises(CheckpointError, match="lacks logits of some images; delete the folder"):
+    loss.teacher_logits.file.valid[7] = False
+    with pytest.raises(CheckpointError, match="lacks logits of some images, .*; resume the run"):
         fit(student(), data(), PLAIN, objective=loss, preprocessing=SEEN, device="cpu")
 
 
@@ -194,29 +214,3 @@ def test_cache_with_random_augmentation_is_refused(moving: dict[str, Any], tmp_p
     with pytest.raises(ConfigError, match=rf"random augmentation \({name}\).*; expected .*`{name}` "):
         objective(tmp_path / "cache", recipe=PLAIN.with_settings(moving))
     assert not (tmp_path / "cache").exists()
-
-
-def test_file_that_changes_during_a_run_is_an_error(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    path = tmp_path / "a.npy"
-
-    def open_file() -> LogitsFile:
-        write_array_with_checksum(path, rows)
-        found = open_intact_logits_or_none(path, (16, 4))
-        assert found is not None
-        assert np.array_equal(found.read_row(15), rows[15])
-        return found
-
-    file = open_file()
-    os.truncate(path, 200)
-    with pytest.raises(CheckpointError, match="changed during the run"):
-        file.read_row(15)
-    file, other = open_file(), bytearray(path.read_bytes())
-    other[-100] ^= 1
-    os.utime(path, ns=(0, 0))
-    path.write_bytes(other)
-    with pytest.raises(CheckpointError, match="changed during the run"):
-        file.read_row(0)
-    path.unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        file.read_row(0)

@@ -84,7 +84,7 @@ def probe(
     how, given, place = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields), parse_layer(layer)
 
     from vitrail.evaluation.probes.probe import probe as probe_models
-    from vitrail.evaluation.probes.probe_plots import PROBE_FILES, write_probe
+    from vitrail.evaluation.probes.probe_results import PROBE_FILES, write_probe
     from vitrail.opening import open_model
 
     loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]

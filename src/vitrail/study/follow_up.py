@@ -48,7 +48,7 @@ def finetune(folder: Path, request: Request, runtime: Runtime, *, images: int, t
 def write_probes(folder: Path, runtime: Runtime, *, trained: bool) -> None:
     """Probe the features of a run, and write the table and the figure into its folder."""
     from vitrail.evaluation.probes.probe import probe
-    from vitrail.evaluation.probes.probe_plots import PROBE_FILES, write_probe
+    from vitrail.evaluation.probes.probe_results import PROBE_FILES, write_probe
 
     files = ", ".join(str(folder / name) for name in PROBE_FILES)
     if not trained and all((folder / name).exists() for name in PROBE_FILES):

@@ -114,7 +114,7 @@ class CaptionSource:
         if self.train_features is not None:
             own = (self.sampler.batch_at(step).take_part(ranks.rank, ranks.world_size) for step in steps)
             chunks = (part.take_part(each, accumulate).indices for part in own for each in range(accumulate))
-            return (load_tokens(self.train_features, self.train.owners, chunk, tries=True) for chunk in chunks)
+            return (load_image_tokens(self.train_features, self.train.owners, chunk, tries=True) for chunk in chunks)
         batches = BatchDataset(
             dataset=DatasetSubset(self.data.train.images, self.train.owners),
             augmentation=self.augmentation,
@@ -138,7 +138,7 @@ class CaptionSource:
         if self.val_features is not None:
             own = np.arange(ranks.rank, count, ranks.world_size)
             chunks = (own[start : start + batch] for start in range(0, len(own), batch))
-            loaded = (load_tokens(self.val_features, captions.owners, chunk) for chunk in chunks)
+            loaded = (load_image_tokens(self.val_features, captions.owners, chunk) for chunk in chunks)
         else:
             examples = DatasetSubset(data.images, captions.owners[:count])
             loaded = evaluation_batches(
@@ -157,7 +157,7 @@ class CaptionSource:
         if self.val_features is not None:
             every, features = np.arange(len(self.data.val)), self.val_features
             chunks = (indices[start : start + batch] for start in range(0, len(indices), batch))
-            return (load_tokens(features, every, chunk) for chunk in chunks)
+            return (load_image_tokens(features, every, chunk) for chunk in chunks)
         found = evaluation_batches(DatasetSubset(self.data.val.images, indices), self.preprocessing, batch=batch)
         return (
             replace(each, tensors={**each.tensors, "indices": torch.from_numpy(indices)[each["indices"]]})
@@ -191,7 +191,7 @@ class CaptionSource:
         return {"preprocessing": self.preprocessing, "tokenizer": self.tokenizer_text}
 
 
-def load_tokens(
+def load_image_tokens(
     features: EncoderFeatures, owners: NDArray[np.int64], examples: NDArray[np.int64], *, tries: bool = False
 ) -> Batch:
     """The `tokens` of the images of examples. For an unreadable image, the next readable one, or none."""

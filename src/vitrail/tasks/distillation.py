@@ -122,10 +122,9 @@ def make_distillation(
     def compute_logits(inputs: LossInputs) -> Tensor:
         return view(inputs.images)
 
+    cache = None if cache_folder is None else TeacherCache.build(cache_folder, view, source.data, ranks, progress)
     objective = DistillationLoss(
-        teacher_logits=compute_logits
-        if cache_folder is None
-        else TeacherCache.build(cache_folder, view, source.data, ranks, progress),
+        teacher_logits=compute_logits if cache is None else cache,
         kind=settings.distill,
         weight=DEFAULT_TEACHER_WEIGHT[settings.distill] if settings.teacher_weight is None else settings.teacher_weight,
         temperature=settings.temperature,

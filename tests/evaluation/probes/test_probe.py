@@ -16,11 +16,11 @@ from support.saved_models import write_model_folder, write_run_folder
 from support.toy_datasets import write_class_folders, write_image
 
 import vitrail
+from vitrail.base.array_file import ArrayFile
 from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.datasets import DatasetSplits
-from vitrail.evaluation.probes import compute_features
-from vitrail.evaluation.probes.feature_cache import FeatureWriter
+from vitrail.evaluation.probes import stored_features
 from vitrail.evaluation.probes.feature_sources import FeatureSource
 from vitrail.evaluation.probes.probe import is_masked_autoencoder
 from vitrail.evaluation.probes.probe_results import ProbeResult
@@ -59,13 +59,13 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the sources that were run, one per batch."""
-    names, inner = list[str](), compute_features.compute_checked_features
+    names, inner = list[str](), stored_features.compute_checked_features
 
     def note(source: FeatureSource, images: torch.Tensor) -> torch.Tensor:
         names.append(source.name)
         return inner(source, images)
 
-    monkeypatch.setattr(compute_features, "compute_checked_features", note)
+    monkeypatch.setattr(stored_features, "compute_checked_features", note)
     return names
 
 
@@ -148,41 +148,50 @@ def test_without_a_cache_folder_features_are_computed_each_time(
     assert home.read_text() == "a file"
 
 
+@pytest.mark.parametrize("limit", [64, 128 + 32 * 17 * 4 - 80])  # while the file is created, and while rows are added
 def test_features_are_computed_without_the_cache_if_its_disk_is_full(
-    photos: Path, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    limit: int, photos: Path, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit on the size of files stands for the disk: it is lifted for the temporary folder."""
     expected = run_probe(model, photos, untrained=False)
     shutil.rmtree(home)
-    append = FeatureWriter.append
+    write = ArrayFile.write
 
-    def append_within_limit(writer: FeatureWriter, rows: torch.Tensor) -> None:
+    def write_within_limit(file: ArrayFile, indices: Any, values: Any) -> None:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64 if home in writer.path.parents else before[1], before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit if home in file.path.parents else before[1], before[1]))
         try:
-            append(writer, rows)
-            with writer.convert_write_errors():
-                writer.file.flush()
+            write(file, indices, values)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    monkeypatch.setattr(FeatureWriter, "append", append_within_limit)
+    monkeypatch.setattr(ArrayFile, "write", write_within_limit)
     found = run_probe(model, photos, untrained=False)
     assert found.tables == expected.tables
     assert [note for note in found.notes if "features are not cached: cannot write " in note and "too large" in note]
     assert not [*(home / "features").iterdir()]
 
 
-def test_an_interrupted_pass_leaves_no_file(
+def test_an_interrupted_pass_continues_where_it_was(
     photos: Path, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
+    expected = run_probe(model, photos)
+    shutil.rmtree(home)
+    shown, compute = list[int](), stored_features.compute_checked_features
 
-    monkeypatch.setattr(compute_features, "compute_checked_features", fail)
+    def stop_at_the_third_batch(source: FeatureSource, images: torch.Tensor) -> torch.Tensor:
+        if source.kind == "model":
+            shown.append(len(images))
+            if len(shown) == 3:
+                raise KeyboardInterrupt
+        return compute(source, images)
+
+    monkeypatch.setattr(stored_features, "compute_checked_features", stop_at_the_third_batch)
     with pytest.raises(KeyboardInterrupt):
         run_probe(model, photos)
-    assert not [*(home / "features").iterdir()]
+    assert [path for path in (home / "features").iterdir() if not path.name.endswith(".npy")] == []
+    assert run_probe(model, photos) == expected
+    assert shown == [8, 8, 8, 8, 8, 8], "16 of 40 images before, 24 after"
 
 
 def test_unreadable_images_are_skipped_and_counted(photos: Path, model: Path) -> None:
@@ -191,7 +200,7 @@ def test_unreadable_images_are_skipped_and_counted(photos: Path, model: Path) ->
     assert len(found.skipped) == 1
     assert found.tables[0].bank_images + found.tables[0].query_images == 39
     assert "1 unreadable, skipped:" in str(found)
-    assert run_probe(model, photos) == found  # from the cache
+    assert run_probe(model, photos) == found, "the features are those of the cache"
     with pytest.raises(DataError, match=r"03\.png' is not an image"):
         run_probe(model, photos, strict=True, layer=0)
 

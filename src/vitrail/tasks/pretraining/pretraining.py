@@ -18,8 +18,12 @@ from vitrail.data.images.datasets import DatasetSubset, ImageDataset
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.evaluation.knn import classify_by_neighbours
-from vitrail.evaluation.representation import MAX_RANK_FEATURES, effective_rank, feature_spread
+from vitrail.evaluation.probes.feature_measures import (
+    MAX_RANK_FEATURES,
+    classify_by_neighbours,
+    effective_rank,
+    feature_spread,
+)
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
