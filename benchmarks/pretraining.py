@@ -46,7 +46,9 @@ from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
-from vitrail.recipes.pretraining_settings import (
+from vitrail.recipes.recipe import Recipe, open_recipe
+from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import (
     AimSettings,
     ByolSettings,
     DinoSettings,
@@ -54,8 +56,6 @@ from vitrail.recipes.pretraining_settings import (
     SimClrSettings,
     SimMimSettings,
 )
-from vitrail.recipes.recipe import Recipe, open_recipe
-from vitrail.recipes.schedule import Clock
 from vitrail.tasks import find_task
 from vitrail.tasks.image_task import ImageTask, open_image_source
 from vitrail.tasks.pretraining.aim import AutoregressiveImageModel

@@ -22,8 +22,9 @@ from vitrail.models import FAMILIES
 from vitrail.models.base.family import Family
 from vitrail.models.catalog.catalog import find_preset, load_family
 from vitrail.recipes.request import Request
-from vitrail.train.run import resume_run, start_run
-from vitrail.train.runtime import Runtime
+from vitrail.train.plan import Runtime
+from vitrail.train.resume import resume_run
+from vitrail.train.run import start_run
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "vitrail"
@@ -175,7 +176,7 @@ OTHER_NAMES = {
     *(
         (place, "igpt") for place in ("tasks/__init__.py", "tasks/pretraining/igpt.py", "cli/pretrain.py")
     ),  # the task that trains it
-    ("recipes/pretraining_settings.py", "igpt"),
+    ("recipes/task_settings.py", "igpt"),
 }
 
 

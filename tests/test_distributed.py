@@ -2,10 +2,12 @@
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,16 @@ from vitrail import distributed
 from vitrail.base.errors import ConfigError
 from vitrail.base.machine import restore_threads
 from vitrail.cli import build_app
-from vitrail.distributed import Ranks, is_lost_rank_error, join_process_group, open_store
-from vitrail.tasks.sync_batch_norm import SyncBatchNorm1d, set_sync_batch_norm_ranks
+from vitrail.distributed import (
+    Ranks,
+    SyncBatchNorm1d,
+    is_lost_rank_error,
+    join_process_group,
+    open_store,
+    set_sync_batch_norm_ranks,
+)
 from vitrail.train.fit import fit
-from vitrail.train.resume import load_newest_checkpoint_on_ranks
+from vitrail.train.restore import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
 
 PROGRAM = """
@@ -286,3 +294,29 @@ def test_stopped_torchrun_run_resumes_in_one_process(tmp_path: Path, capsys: pyt
     build_app()(["train", "--resume", str(folder)], exit_on_error=False, result_action="return_value")
     assert "world was 2 and is 1" in capsys.readouterr().out
     assert (folder / "model" / "model.safetensors").exists()
+
+
+def test_single_process_gives_the_bits_of_batch_norm() -> None:
+    mine, its = SyncBatchNorm1d(4, momentum=0.2), nn.BatchNorm1d(4, momentum=0.2)
+    for step in range(3):
+        rows = [torch.randn(6, 4, generator=torch.Generator().manual_seed(step)).requires_grad_() for _ in range(2)]
+        found, expected = mine(rows[0]), its(rows[1])
+        found.pow(3).sum().backward()
+        expected.pow(3).sum().backward()
+        assert torch.equal(found, expected)
+        assert rows[0].grad is not None
+        assert rows[1].grad is not None
+        assert torch.equal(rows[0].grad, rows[1].grad)
+    assert mine.state_dict().keys() == its.state_dict().keys()
+    assert all(torch.equal(each, its.state_dict()[name]) for name, each in mine.state_dict().items())
+
+
+def test_ranks_reach_every_norm_and_survive_copies() -> None:
+    task = nn.Sequential(nn.Linear(4, 4), SyncBatchNorm1d(4), nn.Sequential(SyncBatchNorm1d(4)))
+    set_sync_batch_norm_ranks(task, Ranks(1, 2, 1))
+    for copy in (deepcopy(task), pickle.loads(pickle.dumps(task))):
+        norms = [each for each in copy.modules() if isinstance(each, SyncBatchNorm1d)]
+        assert [each.ranks for each in norms] == [Ranks(1, 2, 1)] * 2
+    rows = torch.randn(3, 4)
+    assert torch.isfinite(task.eval()(rows)).all(), "evaluation does not wait for other processes"
+    assert nn.BatchNorm1d not in map(type, task)

@@ -27,7 +27,7 @@ from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.loader import BatchDataset, BatchIndices
 from vitrail.data.rng import make_view_keys
-from vitrail.recipes.pretraining_settings import (
+from vitrail.recipes.task_settings import (
     ByolSettings,
     DinoSettings,
     MaeSettings,
@@ -39,8 +39,7 @@ from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.esvit import match_patches
 from vitrail.tasks.pretraining.mpp import classify_colours, draw_corruption, fill_cells
 from vitrail.tasks.pretraining.parts.palette import assign_points, make_palette
-from vitrail.tasks.pretraining.parts.patch_pixels import join_patches, split_into_patches
-from vitrail.tasks.pretraining.parts.random_masks import draw_mask
+from vitrail.tasks.pretraining.parts.patches import draw_mask, join_patches, split_into_patches
 from vitrail.tasks.pretraining.parts.self_distillation import make_crops
 from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.pretraining.simmim import hide_squares

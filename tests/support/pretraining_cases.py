@@ -8,7 +8,8 @@ import torch
 from support.toy_task import make_backbone
 
 import vitrail
-from vitrail.recipes.pretraining_settings import (
+from vitrail.recipes.schedule import Schedule
+from vitrail.recipes.task_settings import (
     AimSettings,
     ByolSettings,
     DinoSettings,
@@ -18,7 +19,6 @@ from vitrail.recipes.pretraining_settings import (
     SimClrSettings,
     SimMimSettings,
 )
-from vitrail.recipes.schedule import Schedule
 from vitrail.tasks.pretraining.aim import AutoregressiveImageModel
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.dino import Dino

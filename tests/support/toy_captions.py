@@ -14,8 +14,8 @@ from vitrail.data.captions.collages import COLLAGE_SIDE, CollageImages
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.models.text.caption_model import CaptionModel
-from vitrail.recipes.caption_settings import CaptionSettings
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
+from vitrail.recipes.task_settings import CaptionSettings
 from vitrail.tasks.caption import CaptionTask, create_decoder
 from vitrail.tasks.caption_source import CaptionSource
 

@@ -11,7 +11,7 @@ from vitrail.data.text.pairs import PairSplits, SentencePairs, open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.models.catalog.catalog import create
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
-from vitrail.recipes.translation_settings import TranslationSettings
+from vitrail.recipes.task_settings import TranslationSettings
 from vitrail.tasks.text_source import TextSource
 from vitrail.tasks.translation import TranslationTask
 

@@ -40,10 +40,10 @@ from vitrail.tasks.task import BuildContext, check_task
 from vitrail.text_loading import open_text_model
 from vitrail.train.loop import run_training
 from vitrail.train.optim import create_optimizers
-from vitrail.train.plan import Plan, plan_request
-from vitrail.train.run import resume_run, start_run
+from vitrail.train.plan import Plan, Runtime, plan_request
+from vitrail.train.resume import resume_run
+from vitrail.train.run import start_run
 from vitrail.train.run_folder import RunFolder
-from vitrail.train.runtime import Runtime
 
 CLOCK = Clock(step=0, steps=10, steps_per_epoch=5)
 SMOOTH = replace(RECIPE, optimization=OptimizationSettings(optimizer="sgd", lr=0.05))  # Adam amplifies rounding errors

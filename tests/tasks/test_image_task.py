@@ -26,11 +26,11 @@ from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import ImageTask, build_image_task
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup
-from vitrail.train.plan import plan_request
-from vitrail.train.run import resume_run, start_run
+from vitrail.train.plan import Runtime, plan_request
+from vitrail.train.resume import resume_run
+from vitrail.train.run import start_run
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.run_list import read_run_summary
-from vitrail.train.runtime import Runtime
 
 SIZES = {"image_size": 16, "patch_size": 8, "width": 12, "depth": 1, "heads": 1}
 

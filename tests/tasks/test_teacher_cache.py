@@ -178,7 +178,7 @@ def test_missing_logits_are_an_error(tmp_path: Path) -> None:
     """The image was unreadable when the cache was written."""
     loss = objective(tmp_path)
     loss.teacher_logits.file.valid[7] = False
-    with pytest.raises(CheckpointError, match="lacks logits of some images, .*; resume the run"):
+    with pytest.raises(CheckpointError, match=r"lacks logits of some images, .*; resume the run"):
         fit(student(), data(), PLAIN, objective=loss, preprocessing=SEEN, device="cpu")
 
 

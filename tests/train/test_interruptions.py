@@ -15,7 +15,7 @@ import torch
 from test_train_fit import EVERYTHING, create_runs, data, model
 
 from vitrail.train.fit import fit
-from vitrail.train.resume import load_newest_checkpoint_on_ranks
+from vitrail.train.restore import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.training_state import read_training_state
 

@@ -1,24 +1,29 @@
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import timm
 import torch
+from test_train_fit import assert_same, create_runs, train_toy_model
 from timm.optim._param_groups import param_groups_layer_decay
-from torch import nn
+from timm.optim.lars import Lars as TimmLars
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
 import vitrail
 from vitrail.base.errors import ConfigError
-from vitrail.recipes.recipe import OptimizationSettings
+from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.tasks.classification import Classification
-from vitrail.train.muon import Muon
 from vitrail.train.optim import (
+    Lars,
+    Muon,
     WeightEMA,
     create_optimizers,
     freeze_all_but_last_blocks,
     list_weights,
     make_parameter_groups,
+    orthogonalise,
     set_frozen_batch_norms_to_eval,
     set_scaled_lr,
 )
@@ -224,3 +229,125 @@ def test_frozen_batch_norms_keep_their_statistics() -> None:
     assert changed == {"layer4"}
     set_frozen_batch_norms_to_eval(other := small_convnet("resnet18").train())
     assert all(module.training for module in other.modules())
+
+
+SHAPES = ((6, 4), (6,), (3, 2, 3, 3))
+
+
+def make_weights() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def take_steps(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: int = 4) -> list[Tensor]:
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        for group in optimizer.param_groups:
+            group["lr"] = 10.0 / (step + 1)
+        optimizer.step()
+    return [weight.detach() for weight in weights]
+
+
+def test_update_matches_timm_without_weight_decay() -> None:
+    """timm adapts the learning rate of biases as well, if at all, so they are in a group of their own."""
+    ours, theirs, start = make_weights(), make_weights(), make_weights()
+    mine = take_steps(Lars([{"params": ours}], 10.0, momentum=0.8), ours)
+    groups = [
+        {"params": [each for each in theirs if each.ndim > 1], "always_adapt": True},
+        {"params": [each for each in theirs if each.ndim == 1]},
+    ]
+    its = take_steps(cast(Any, TimmLars)(groups, lr=10.0, momentum=0.8), theirs)
+    for one, other, before in zip(mine, its, start, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+        assert (one - before).norm() > 1e-2
+
+
+def test_update_follows_the_formula_with_weight_decay() -> None:
+    """w ← w - lr · v; v ← m · v + η |w| / |g + λw| · (g + λw); a bias has v ← m · v + g, whatever its group says."""
+    trained, expected = make_weights(), [each.detach().double() for each in make_weights()]
+    found = take_steps(Lars([{"params": trained, "weight_decay": 0.3}], 10.0, momentum=0.8, trust=0.01), trained)
+    velocity = [torch.zeros_like(each) for each in expected]
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        for weight, each in zip(expected, velocity, strict=True):
+            gradient = torch.randn(weight.shape, generator=generator).double()
+            if weight.ndim > 1:
+                gradient += 0.3 * weight
+                gradient *= 0.01 * weight.norm() / gradient.norm()
+            each.mul_(0.8).add_(gradient)
+            weight.sub_(10.0 / (step + 1) * each)
+    for weight, reference in zip(found, expected, strict=True):
+        assert torch.allclose(weight.double(), reference, atol=1e-5)
+
+
+@pytest.mark.parametrize(("weight", "gradient"), [(0.0, 1.0), (1.0, 0.0)])
+def test_zero_weight_or_gradient_has_the_ratio_one(weight: float, gradient: float) -> None:
+    zero = nn.Parameter(torch.full((2, 2), weight))
+    zero.grad = torch.full((2, 2), gradient)
+    untouched = nn.Parameter(torch.ones(2, 2))
+    Lars([{"params": [zero, untouched]}], lr=0.5).step()
+    assert torch.equal(zero, torch.full((2, 2), weight - 0.5 * gradient))
+    assert torch.equal(untouched, torch.ones(2, 2)), "it has no gradient"
+
+
+def test_run_learns_and_resumes_bit_identically(tmp_path: Path) -> None:
+    recipe = Recipe(
+        optimization=OptimizationSettings(optimizer="lars", lr=0.1, weight_decay=1e-4, warmup=0.5, layer_decay=0.9),
+        loop=LoopSettings(epochs=4, batch=8, save_every=3),
+    )
+    uninterrupted, stopped = create_runs(tmp_path)
+    result = train_toy_model(recipe, uninterrupted)
+    assert result.evaluation is not None
+    assert result.evaluation.top1 >= 0.5, "of four classes"
+    with pytest.raises(KeyboardInterrupt):
+        train_toy_model(recipe, stopped, stop=8)
+    train_toy_model(recipe, stopped)
+    assert_same(uninterrupted, stopped)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
+def test_orthogonalise_brings_singular_values_near_one_and_keeps_singular_vectors(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    found = u.T @ orthogonalise(matrix) @ v.T
+    assert found.diagonal().min() > 0.6
+    assert found.diagonal().max() < 1.3
+    assert (found - found.diagonal().diag()).abs().max() < 1e-4
+
+
+def test_update_matches_torch() -> None:
+    """Within the rounding of bfloat16, which torch uses."""
+    mine, its = nn.Linear(32, 16, bias=False), nn.Linear(32, 16, bias=False)
+    its.load_state_dict(mine.state_dict())
+    start = mine.weight.detach().clone()
+    ours = Muon([{"params": [mine.weight]}], lr=0.02, momentum=0.9, weight_decay=0.1)
+    theirs = torch.optim.Muon(
+        [its.weight], lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    )
+    for step in range(5):
+        gradient = torch.randn(16, 32, generator=torch.Generator().manual_seed(step))
+        mine.weight.grad, its.weight.grad = gradient.clone(), gradient.clone()
+        ours.step()
+        theirs.step()
+    moved = (its.weight - start).norm()
+    assert (mine.weight - its.weight).norm() < 0.02 * moved
+    assert moved > 0.1
+
+
+def test_parts_are_updated_separately_and_kernels_as_matrices() -> None:
+    gradient = torch.randn(12, 2, 3, 3)
+    stacked, first = nn.Parameter(torch.zeros(12, 2, 3, 3)), nn.Parameter(torch.zeros(4, 2, 3, 3))
+    stacked.grad, first.grad = gradient.clone(), gradient[:4].clone()
+    Muon([{"params": [stacked], "parts": 3}], lr=1.0).step()
+    Muon([{"params": [first]}], lr=1.0).step()
+    assert torch.allclose(stacked[:4], first, atol=1e-5)
+    rms = first.square().mean().sqrt()
+    assert 0.1 < rms < 0.3, "of the size of AdamW's updates"
+
+
+def test_weight_without_gradient_does_not_change() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    Muon([{"params": [weight]}], lr=1.0).step()
+    assert torch.equal(weight, torch.ones(2, 2))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitrail.base.errors import CheckpointError
-from vitrail.train.resume import load_newest_checkpoint_on_ranks, truncate_log
+from vitrail.train.restore import load_newest_checkpoint_on_ranks, truncate_log
 from vitrail.train.run_folder import RunFolder, name_run
 from vitrail.train.training_state import TrainingState, read_training_state, write_training_state
 

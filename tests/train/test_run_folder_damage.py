@@ -28,7 +28,7 @@ from vitrail.recipes.request import Request
 from vitrail.train.callbacks import TrainingStart
 from vitrail.train.fit import fit
 from vitrail.train.loop import StoppedError
-from vitrail.train.resume import load_newest_checkpoint_on_ranks, truncate_log
+from vitrail.train.restore import load_newest_checkpoint_on_ranks, truncate_log
 from vitrail.train.run_folder import RunFolder, create_numbered_folder
 from vitrail.train.run_list import read_run_summaries, read_run_summary
 from vitrail.train.training_state import HEADER_KEY, TrainingState, read_training_state, write_training_state

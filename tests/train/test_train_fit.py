@@ -23,7 +23,7 @@ from vitrail.tasks.classification import LossInputs, classification_loss
 from vitrail.train.callbacks import TrainingStart
 from vitrail.train.fit import fit
 from vitrail.train.loop import FitResult
-from vitrail.train.resume import load_newest_checkpoint_on_ranks
+from vitrail.train.restore import load_newest_checkpoint_on_ranks
 from vitrail.train.run_folder import RunFolder
 
 EVERYTHING = Recipe(

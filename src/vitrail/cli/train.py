@@ -94,7 +94,7 @@ def resume(flags: RunFlags, length: dict[str, Any]) -> None:
     check_run_exists(flags.resume)  # before torch is imported
 
     from vitrail.study.follow_up import run_follow_up
-    from vitrail.train.run import resume_run
+    from vitrail.train.resume import resume_run
 
     runtime = flags.make_runtime()
     trained = resume_run(flags.resume, runtime, flags.trusted_code, **length)

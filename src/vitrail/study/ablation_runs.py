@@ -16,9 +16,10 @@ from vitrail.distributed import join_process_group
 from vitrail.recipes.request import Request
 from vitrail.tasks.teacher import Teacher
 from vitrail.train.loop import StoppedError
-from vitrail.train.run import resume_run, start_run
+from vitrail.train.plan import Runtime
+from vitrail.train.resume import resume_run
+from vitrail.train.run import start_run
 from vitrail.train.run_folder import RUNS_FOLDER, RunFolder
-from vitrail.train.runtime import Runtime
 from vitrail.train.trainer import DivergedError
 
 

@@ -9,9 +9,10 @@ from vitrail.base.text import format_count
 from vitrail.checkpoint.run_files import is_run_folder
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
-from vitrail.train.run import FINETUNE_RECIPE, name_finetuned_run, resume_run, start_run
+from vitrail.train.plan import Runtime
+from vitrail.train.resume import resume_run
+from vitrail.train.run import FINETUNE_RECIPE, name_finetuned_run, start_run
 from vitrail.train.run_folder import RunFolder
-from vitrail.train.runtime import Runtime
 
 
 def run_follow_up(folder: Path, runtime: Runtime, *, trained: bool) -> None:

@@ -33,10 +33,10 @@ from vitrail.models.catalog.catalog import find_preset
 from vitrail.models.text.caption_model import CaptionModel, check_parts_fit
 from vitrail.predict.captioner import write_captions
 from vitrail.predict.translator import GREEDY
-from vitrail.recipes.caption_settings import CaptionSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import CaptionSettings
 from vitrail.tasks.caption_source import CaptionSource, draw_if_generated, keep_images_in_memory
 from vitrail.tasks.encoder_features import compute_encoder_features
 from vitrail.tasks.image_task import StartingModel, make_starting_model
@@ -51,8 +51,7 @@ from vitrail.tasks.task import (
     check_task,
     parse_task_settings,
 )
-from vitrail.tasks.token_loss import compute_token_loss
-from vitrail.tasks.translation import open_tokenizer
+from vitrail.tasks.translation import compute_token_loss, open_tokenizer
 from vitrail.text_loading import check_reads_text
 
 UNSUITED_SETTINGS = ("mixup", "cutmix", "erase")  # of the augmentation: they hide or mix what the caption describes

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.base.errors import ConfigError, format_install_command
@@ -33,7 +34,7 @@ from vitrail.predict.translator import GREEDY, Translator
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
-from vitrail.recipes.translation_settings import TranslationSettings
+from vitrail.recipes.task_settings import TranslationSettings
 from vitrail.tasks.image_task import copy_weights_as_float32
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.task import (
@@ -47,8 +48,22 @@ from vitrail.tasks.task import (
     parse_task_settings,
 )
 from vitrail.tasks.text_source import TextSource
-from vitrail.tasks.token_loss import compute_token_loss
 from vitrail.text_loading import LoadedTextModel, check_reads_text, open_text_model
+
+
+def compute_token_loss(
+    logits: Tensor, target: Tensor, share: Tensor, *, pad: int, smoothing: float
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Cross-entropy of logits (B, M, V) and targets (B, M), and the accuracy: means over real tokens, times the share.
+
+    The share is the number of this part's tokens relative to the mean of all parts of a step, micro-batches and
+    processes, so that the mean over the parts is that over all tokens of the step.
+    """
+    logits, target = logits.flatten(0, 1), target.flatten()
+    loss = F.cross_entropy(logits, target, ignore_index=pad, label_smoothing=smoothing)
+    kept = target != pad
+    hits = ((logits.detach().argmax(-1) == target) & kept).sum() / kept.sum()
+    return loss * share, {"accuracy": hits * share}
 
 
 class TranslationTask(Task):

@@ -22,7 +22,7 @@ from vitrail.tasks.metric import check_evaluation_metrics
 from vitrail.tasks.task import EvaluationResult, check_evaluation_result
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart, is_evaluation
 from vitrail.train.plan import Plan
-from vitrail.train.resume import (
+from vitrail.train.restore import (
     ResumePoint,
     load_newest_checkpoint_on_ranks,
     read_newest_checkpoint_and_damage,

@@ -1,13 +1,13 @@
-"""Optimizers, parameter groups, frozen layers and the moving average of the weights."""
+"""Optimizers, among them LARS and Muon, parameter groups, frozen layers and the moving average of the weights."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.base.errors import ConfigError
@@ -15,11 +15,11 @@ from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.text_contract import TextModel
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.tasks.task import Task
-from vitrail.train.lars import Lars
-from vitrail.train.muon import Muon
 
 USUAL_BLOCK_NAME = re.compile(r"(?:blocks|layer\d+)\.\d+(?=\.)")  # in modules of other libraries
 USUAL_HEAD_NAMES = ("head", "fc", "classifier")
+# Jordan's: steep at zero, so five rounds bring all singular values to about 1
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 @dataclass(frozen=True)
@@ -191,3 +191,89 @@ class WeightEMA:
             mine.lerp_(its, 1 - decay)
         for mine, its in zip(self.averaged_module.buffers(), self.module.buffers(), strict=True):
             mine.copy_(its)
+
+
+class WeightwiseOptimizer(Optimizer):
+    """An optimizer that updates each weight by itself; a subclass writes `update_weight`."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.update_weight(weight, weight.grad, group)
+        return loss
+
+    def update_weight(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Lars(WeightwiseOptimizer):
+    """LARS (You 2017, arXiv 1708.03888) as in SimCLR, BYOL and MAE: momentum SGD whose step follows each weight's norm.
+
+    Biases and norms (at most one axis) have neither a trust ratio nor weight decay. You divides by |gradient| + decay ·
+    |weight|, as timm.optim.Lars does; here it is |gradient + decay · weight|, as in the code of the three. Without
+    weight decay both are equal. The learning rate multiplies the momentum, as in BYOL, MAE and torch's SGD; in SimCLR
+    it is inside, which differs only while the learning rate changes.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    def update_weight(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if weight.ndim > 1:
+            gradient = gradient.add(weight, alpha=group["weight_decay"])
+            size, slope = weight.norm(), gradient.norm()
+            ratio = torch.where((size > 0) & (slope > 0), group["trust"] * size / slope, 1.0)
+            gradient = gradient * ratio
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        weight.add_(state["momentum_buffer"].mul_(group["momentum"]).add_(gradient), alpha=-group["lr"])
+
+
+class Muon(WeightwiseOptimizer):
+    """Muon (Jordan 2024): each matrix is updated by the orthogonal matrix nearest to its momentum.
+
+    torch.optim.Muon uses the same rule, but orthogonalizes in bfloat16, which is 17 times slower than float32 on a CPU
+    without bfloat16, and supports neither convolution kernels nor matrices that hold several maps. Here parameter
+    groups may have `parts`, the number of maps stacked in each matrix: 3 for q, k, v.
+    """
+
+    def __init__(
+        self, params: Iterable[dict[str, Any]], lr: float, *, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
+
+    def update_weight(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        ahead = gradient.lerp(average, group["momentum"])  # Nesterov momentum
+        parts = ahead.flatten(1).chunk(group["parts"])  # one row per filter of a kernel
+        # scaled to the size of AdamW's updates, so that both use the same learning rate (Liu 2025, arXiv 2502.16982)
+        moves = [orthogonalise(part) * (0.2 * max(part.shape) ** 0.5) for part in parts]
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.add_(torch.cat(moves).view_as(weight), alpha=-group["lr"])
+
+
+def orthogonalise(matrix: Tensor, rounds: int = 5) -> Tensor:
+    """Approximate U Vᵀ of the SVD U S Vᵀ by Newton–Schulz iteration; singular values end between 0.7 and 1.2."""
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
+    x = x.T if matrix.shape[0] > matrix.shape[1] else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(rounds):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)

@@ -1,13 +1,17 @@
-"""A resolved training run: the task, data, recipe and device of a request. Its JSON is run.json."""
+"""A resolved training run: the task, data, recipe and device of a request. Its JSON is run.json.
+
+What belongs to the process, and may differ when the run is resumed, is its `Runtime`.
+"""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from math import floor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,7 +24,17 @@ from vitrail.distributed import Ranks
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task
-from vitrail.tasks.task import BuildContext, EvaluationResult, Source, Task, TaskSetup, check_task, parse_task_settings
+from vitrail.tasks.task import (
+    BuildContext,
+    EvaluationResult,
+    Source,
+    Task,
+    TaskSetup,
+    check_task,
+    ignore_line,
+    no_progress_bar,
+    parse_task_settings,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +162,23 @@ def plan_from_setup(request: Request, setup: TaskSetup, context: BuildContext) -
         write_options=setup.write_options,
         started_from=setup.started_from,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What belongs to this process and not to the run, so that it may differ when the run is resumed."""
+
+    device: str = "auto"
+    workers: int | None = None  # None: as many as help
+    threads: int | Literal["auto"] = "auto"  # auto: measured at the start; a resumed run keeps its number
+    strict: bool = False  # an unreadable example is an error
+    report: Callable[[str], object] = ignore_line  # receives the lines that describe the run
+    progress: Callable[[int | None, str], AbstractContextManager[Callable[[int], object]]] = no_progress_bar
+
+    def for_rank(self, ranks: Ranks) -> "Runtime":
+        """Only the first of several processes reports."""
+        return self if ranks.is_first else replace(self, report=ignore_line, progress=no_progress_bar)
+
+    def report_lines(self, *lines: str) -> None:
+        for line in lines:
+            self.report(line)

@@ -1,126 +1,90 @@
-"""Resuming a run: its newest intact checkpoint, what must not have changed since, and the log cut back to match.
+"""Resume a run: what must not have changed since it was stopped, and, if it is given, its new length.
 
 A resumed run is bit-identical to one that was never stopped, on the same number of processes and the same libraries.
+The schedules of an extended run are those of the longer run from the current step on, so the result is close to that of
+a longer run from the start, but not bit-identical to it: the learning rate was annealed in between.
 """
 
-import os
-import shutil
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import floor
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from vitrail.base.errors import CheckpointError, describe_error
-from vitrail.base.files import write_text
-from vitrail.checkpoint.run_files import LOG_FILE
-from vitrail.distributed import Ranks
-from vitrail.train.log import LogRecord
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.machine import restore_threads
+from vitrail.base.text import format_count, format_duration
+from vitrail.checkpoint.run_files import is_run_finished
+from vitrail.distributed import join_process_group
+from vitrail.recipes.request import Request
+from vitrail.tasks import PRETRAINING_TASKS
+from vitrail.tasks.teacher_cache import check_recorded_cache
+from vitrail.train.plan import Plan, Runtime
+from vitrail.train.restore import read_newest_checkpoint_and_damage
+from vitrail.train.run import keep_freed_memory, prepare_plan, train_and_save
 from vitrail.train.run_folder import RunFolder, step_from_file_name
-from vitrail.train.trainer import Trainer
-from vitrail.train.training_state import DamagedCheckpointError, TrainingState, read_training_state
+from vitrail.train.run_list import extract_name_or_empty
+from vitrail.train.thread_choice import choose_asked_or_recorded_threads, use_threads
+from vitrail.train.throughput import measure_throughput
 
 UNCHANGED_PARTS = ("model", "data", "teacher")  # of run.json
 BIT_IDENTITY_PARTS = ("torch", "simplejpeg", "world", "threads")
 
 
-def read_newest_checkpoint_and_damage(run: RunFolder) -> tuple[TrainingState | None, dict[Path, str]]:
-    """The newest checkpoint that passes its checksum, and why the newer ones are damaged."""
-    damaged = dict[Path, str]()
-    for path in reversed(run.list_checkpoints()):
-        try:
-            return read_checkpoint_with_step(path), damaged
-        except DamagedCheckpointError as error:
-            damaged[path] = error.reason
-    return None, damaged
+def resume_run(
+    folder: Path,
+    runtime: Runtime | None = None,
+    code: Sequence[str] = (),
+    *,
+    epochs: float | None = None,
+    minutes: float | None = None,
+) -> bool:
+    """Resume a run from its newest checkpoint, or from its beginning if there is none yet.
+
+    `code` is the code named by the user: an external model in run.json is imported only if it is listed there.
+    `epochs` or `minutes`, both in all, are a new length: a finished run is extended. Returns whether it was trained.
+    """
+    start, runtime = monotonic(), runtime or Runtime()
+    keep_freed_memory()
+    run, longer = RunFolder(folder), epochs is not None or minutes is not None
+    with join_process_group() as ranks, restore_threads():
+        runtime = runtime.for_rank(ranks)
+        if not longer and is_training_complete(run):
+            verb = "probe" if extract_name_or_empty(run.load_plan().get("task")) in PRETRAINING_TASKS else "eval"
+            runtime.report_lines(
+                f"run    {folder} is finished; evaluate it with: vitrail {verb} {folder}",
+                f"       train it longer with: vitrail train `resume` {folder} `epochs` N",
+            )
+            return False
+        with run.hold_lock() if ranks.is_first else nullcontext():
+            recorded = run.load_plan()
+            request = Request.from_json(recorded.get("request"), str(folder)).with_trusted_code(code, str(folder))
+            check_recorded_cache(request.teacher_cache, folder)
+            steps = recorded.get("steps")
+            if type(steps) is not int or steps < 1:
+                raise CheckpointError(f"{folder} has {steps!r} steps; expected a number, as `vitrail train` wrote it")
+            threads = choose_asked_or_recorded_threads(recorded, runtime.threads, str(folder))
+            plan = use_threads(prepare_plan(request, runtime, ranks).with_steps(steps), threads)
+            now = plan.to_json()
+            if request.trusted is not None:  # the user may name the same code by another path
+                now["model"]["name"] = extract_name_or_empty(recorded.get("model"))
+            for note in check_unchanged_and_list_warnings(recorded, now, folder):
+                runtime.report(f"note   {note}")
+            if longer:
+                before = plan
+                plan = extend_run(run, plan, recorded, Length(epochs=epochs, minutes=minutes, start=start))
+                runtime.report(describe_extension(before, plan))
+            plan.task.initialise(plan.source, plan.recipe)
+            train_and_save(run, plan, runtime, resumed=True)
+    return True
 
 
-def load_newest_checkpoint_on_ranks(run: RunFolder, ranks: Ranks | None = None) -> TrainingState | None:
-    """The checkpoint to resume from. The first process chooses it, and renames damaged newer ones with a warning."""
-    ranks = ranks or Ranks()
-    state = load_checkpoint_and_rename_damaged(run) if ranks.is_first else None
-    path = ranks.broadcast_object(state.path if state else None)
-    return read_training_state(path) if path is not None and not ranks.is_first else state
-
-
-def load_checkpoint_and_rename_damaged(run: RunFolder) -> TrainingState | None:
-    state, damaged = read_newest_checkpoint_and_damage(run)
-    if state is None and damaged:
-        reasons = ", ".join(f"{path.name} is damaged ({reason})" for path, reason in damaged.items())
-        raise CheckpointError(f"no checkpoint of {run.folder} can be read: {reasons}; start a new run with `out`")
-    for path, reason in damaged.items():
-        set_damaged_file_aside(path)
-        where = "" if state is None or state.path is None else state.path.stem
-        warnings.warn(f"{path.name} is damaged ({reason}); resuming from {where}", stacklevel=4)
-    return state
-
-
-def read_checkpoint_with_step(path: Path) -> TrainingState:
-    """Read a checkpoint and check that it has the step in its name."""
-    state = read_training_state(path)
-    if state.metadata.get("step") != step_from_file_name(path):
-        raise DamagedCheckpointError(path, ValueError(f"it has step {str(state.metadata.get('step'))[:20]}"))
-    return state
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResumePoint:
-    """What the loop continues from, besides the state of the trainer."""
-
-    seconds: float = 0.0  # of training so far
-    skipped: frozenset[str] = frozenset()  # why examples could not be read
-    records: tuple[LogRecord, ...] = ()
-
-
-def restore_training(trainer: Trainer, state: TrainingState | None, run: RunFolder | None) -> ResumePoint:
-    """Put the trainer into the state of a checkpoint, and remove from the log what will be logged again."""
-    seconds, skipped, records = 0.0, frozenset[str](), list[LogRecord]()
-    if state:
-        try:
-            trainer.restore_state(state)
-            seconds = float(state.metadata["seconds"])
-            skipped = frozenset(map(str, state.metadata.get("skipped", ())))
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{state.path} does not fit the run: {type(error).__name__}: {describe_error(error)}; "
-                "expected what `vitrail train` wrote"
-            ) from None
-    if run:
-        if trainer.ranks.is_first:
-            truncate_log(run, trainer.steps_done)
-        records = [each for each in run.read_records() if each["step"] <= trainer.steps_done]
-    return ResumePoint(seconds=seconds, skipped=skipped, records=tuple(records))
-
-
-def truncate_log(run: RunFolder, step: int) -> None:
-    """Remove from the log what a resumed run will write again; a log with damaged lines is copied first."""
-    log = run.read_log()
-    if log.damaged_lines:
-        copy = set_damaged_file_aside(run.folder / LOG_FILE, keep_original=True)
-        warnings.warn(
-            f"{log.damaged_lines} of {log.line_count} lines of {LOG_FILE} are damaged and left out; "
-            f"the original is kept as {copy.name}",
-            stacklevel=2,
-        )
-    if log.line_count:
-        kept = [line.rstrip("\n") for line, record in log.lines if record["step"] <= step]
-        write_text(run.folder / LOG_FILE, "".join(f"{line}\n" for line in kept))
-
-
-def set_damaged_file_aside(path: Path, *, keep_original: bool = False) -> Path:
-    """Rename, or copy, a damaged file to NAME.damaged; the first such name that is free."""
-    names = (path.with_name(f"{path.name}.damaged{number if number > 1 else ''}") for number in count(1))
-    aside = next(each for each in names if not os.path.lexists(each))
-    try:
-        if keep_original:
-            shutil.copyfile(path, aside)
-        else:
-            path.rename(aside)
-    except OSError as error:
-        verb = "copy" if keep_original else "rename"
-        raise CheckpointError(f"cannot {verb} the damaged {path}: {describe_error(error)}") from None
-    return aside
+def is_training_complete(run: RunFolder) -> bool:
+    states, steps = run.list_checkpoints(), run.load_plan().get("steps")
+    return bool(states) and step_from_file_name(states[-1]) == steps and is_run_finished(run.folder)
 
 
 def check_unchanged_and_list_warnings(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> list[str]:
@@ -147,3 +111,81 @@ def find_differences(before: Any, now: Any, name: str = "") -> list[str]:
 def shorten_text(value: object) -> str:
     text = str(value)
     return text if len(text) < 60 else f"{text[:57]}…"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """The new length of a run, in all: epochs, or minutes, of which the current ones count from `start`."""
+
+    epochs: float | None = None
+    minutes: float | None = None
+    start: float = 0.0  # a value of `monotonic()`
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.minutes is not None:
+            raise ConfigError("pass either `minutes` or `epochs`, not both")
+
+    def to_settings(self) -> dict[str, float | None]:
+        """The settings of the recipe that change."""
+        return {"minutes": self.minutes} if self.epochs is None else {"epochs": self.epochs, "minutes": None}
+
+
+def extend_run(run: RunFolder, plan: Plan, recorded: Mapping[str, Any], length: Length) -> Plan:
+    """The plan with its new length, which run.json records before training; the old one is kept in `lengths`."""
+    recipe = plan.recipe.with_settings(length.to_settings())
+    assert plan.request is not None
+    longer = replace(plan, recipe=recipe, request=replace(plan.request, recipe=recipe))
+    longer = longer.with_steps(compute_steps(run, longer, length))
+    if longer.steps < plan.steps or (longer.steps == plan.steps and is_last_step_done(run, plan)):
+        given = f"`epochs` is {length.epochs}" if length.epochs else f"`minutes` is {length.minutes}"
+        new, old = (format_count(each.steps, "step") for each in (longer, plan))
+        epochs = format_count(round(plan.epochs, 2), "epoch")
+        raise ConfigError(f"{given}: {new}, but {run.folder} has {old} ({epochs}); expected more, to extend it")
+    if plan.ranks.is_first and longer.steps > plan.steps:
+        run.write_plan(record_length(recorded, longer, length))
+    return longer
+
+
+def compute_steps(run: RunFolder, plan: Plan, length: Length) -> int:
+    """The steps of the longer run, in all."""
+    if length.epochs is not None:
+        return max(floor(length.epochs * plan.steps_per_epoch), 1)
+    assert length.minutes is not None
+    state, _ = read_newest_checkpoint_and_damage(run)
+    done, seconds = (0, 0.0) if state is None else (int(state.metadata["step"]), float(state.metadata["seconds"]))
+    if length.minutes * 60 <= seconds:
+        raise ConfigError(
+            f"`minutes` is {length.minutes}, but {run.folder} has taken {format_duration(seconds)}; expected more"
+        )
+    speed = measure_throughput(plan)
+    left = plan.ranks.broadcast_object(length.minutes * 60 - seconds - (monotonic() - length.start))
+    return done + speed.steps_within(left, plan.steps_per_epoch, plan.recipe.loop.eval_every)
+
+
+def is_last_step_done(run: RunFolder, plan: Plan) -> bool:
+    state, _ = read_newest_checkpoint_and_damage(run)
+    return state is not None and state.metadata["step"] == plan.steps
+
+
+def record_length(recorded: Mapping[str, Any], plan: Plan, length: Length) -> dict[str, Any]:
+    """The contents of run.json with the new length."""
+    recipe = {**recorded["recipe"], **length.to_settings()}
+    before = {"steps": recorded["steps"], "epochs": recorded.get("epochs")}
+    changed = {"until": datetime.now(UTC).isoformat(timespec="seconds")}
+    return {
+        **recorded,
+        "request": {**recorded["request"], "recipe": {**recorded["request"]["recipe"], **length.to_settings()}},
+        "recipe": recipe,
+        "epochs": plan.epochs,
+        "steps": plan.steps,
+        "lengths": [*recorded.get("lengths", ()), {**before, **changed}],
+    }
+
+
+def describe_extension(before: Plan, plan: Plan) -> str:
+    """One line about a new length."""
+    old, new = (format_count(round(each.epochs, 2), "epoch") for each in (before, plan))
+    return (
+        f"length {old}, now {new} ({format_count(plan.steps, 'step')}): from here on, the schedules are those of "
+        f"the longer run, so the result is not bit-identical to a run of {new} from the start"
+    )

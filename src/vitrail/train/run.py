@@ -1,11 +1,11 @@
-"""Runs from start to finish: a request or a run folder becomes a plan, is trained, and leaves a model and curves.
+"""Runs from start to finish: a request becomes a plan, is trained, and leaves a model and curves.
 
 This is what `vitrail train`, `distill` and `pretrain` call. From Python: start_run(Request(data="photos", recipe=…)).
 """
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -13,10 +13,10 @@ from pathlib import Path
 from shlex import quote
 from time import monotonic
 
-from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.base.machine import count_cores, restore_threads
 from vitrail.base.text import format_count, format_duration
-from vitrail.checkpoint.run_files import CURVES_FILE, FIGURES_FOLDER, MODEL_FOLDER, is_run_finished
+from vitrail.checkpoint.run_files import CURVES_FILE, FIGURES_FOLDER, MODEL_FOLDER
 from vitrail.distributed import Ranks, join_process_group, resolve_device
 from vitrail.models.catalog.catalog import is_external_family_name
 from vitrail.recipes.recipe import Recipe, list_setting_names, open_recipe
@@ -25,17 +25,12 @@ from vitrail.recipes.schedule import format_setting
 from vitrail.tasks import PRETRAINING_TASKS
 from vitrail.tasks.metric import format_metrics
 from vitrail.tasks.task import BuildContext, Source
-from vitrail.tasks.teacher_cache import check_recorded_cache
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
-from vitrail.train.extension import Length, describe_extension, extend_run
 from vitrail.train.loop import run_training
-from vitrail.train.plan import Plan, plan_request
+from vitrail.train.plan import Plan, Runtime, plan_request
 from vitrail.train.plots import choose_metrics, plot_training_curves
-from vitrail.train.resume import check_unchanged_and_list_warnings
-from vitrail.train.run_folder import RunFolder, create_numbered_folder, step_from_file_name
-from vitrail.train.run_list import extract_name_or_empty
-from vitrail.train.runtime import Runtime
-from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads, use_threads
+from vitrail.train.run_folder import RunFolder, create_numbered_folder
+from vitrail.train.thread_choice import choose_threads, use_threads
 from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
 
 MAX_LISTED_EXAMPLES = 10  # skipped examples that are named
@@ -87,54 +82,6 @@ def start_run(
         return run.folder
 
 
-def resume_run(
-    folder: Path,
-    runtime: Runtime | None = None,
-    code: Sequence[str] = (),
-    *,
-    epochs: float | None = None,
-    minutes: float | None = None,
-) -> bool:
-    """Resume a run from its newest checkpoint, or from its beginning if there is none yet.
-
-    `code` is the code named by the user: an external model in run.json is imported only if it is listed there.
-    `epochs` or `minutes`, both in all, are a new length: a finished run is extended. Returns whether it was trained.
-    """
-    start, runtime = monotonic(), runtime or Runtime()
-    keep_freed_memory()
-    run, longer = RunFolder(folder), epochs is not None or minutes is not None
-    with join_process_group() as ranks, restore_threads():
-        runtime = runtime.for_rank(ranks)
-        if not longer and is_training_complete(run):
-            verb = "probe" if extract_name_or_empty(run.load_plan().get("task")) in PRETRAINING_TASKS else "eval"
-            runtime.report_lines(
-                f"run    {folder} is finished; evaluate it with: vitrail {verb} {folder}",
-                f"       train it longer with: vitrail train `resume` {folder} `epochs` N",
-            )
-            return False
-        with run.hold_lock() if ranks.is_first else nullcontext():
-            recorded = run.load_plan()
-            request = Request.from_json(recorded.get("request"), str(folder)).with_trusted_code(code, str(folder))
-            check_recorded_cache(request.teacher_cache, folder)
-            steps = recorded.get("steps")
-            if type(steps) is not int or steps < 1:
-                raise CheckpointError(f"{folder} has {steps!r} steps; expected a number, as `vitrail train` wrote it")
-            threads = choose_asked_or_recorded_threads(recorded, runtime.threads, str(folder))
-            plan = use_threads(prepare_plan(request, runtime, ranks).with_steps(steps), threads)
-            now = plan.to_json()
-            if request.trusted is not None:  # the user may name the same code by another path
-                now["model"]["name"] = extract_name_or_empty(recorded.get("model"))
-            for note in check_unchanged_and_list_warnings(recorded, now, folder):
-                runtime.report(f"note   {note}")
-            if longer:
-                before = plan
-                plan = extend_run(run, plan, recorded, Length(epochs=epochs, minutes=minutes, start=start))
-                runtime.report(describe_extension(before, plan))
-            plan.task.initialise(plan.source, plan.recipe)
-            train_and_save(run, plan, runtime, resumed=True)
-    return True
-
-
 def check_follow_up(request: Request, plan: Plan, folder: Path | None) -> None:
     """Refuse data without classes, or a folder in use, before the first step if a probe or fine-tuning follows."""
     if request.then is not None and len(plan.source.to_json().get("classes", ())) < 2:
@@ -150,11 +97,6 @@ def check_follow_up(request: Request, plan: Plan, folder: Path | None) -> None:
 def name_finetuned_run(folder: Path) -> Path:
     """The folder of the run that fine-tunes the model of a pre-trained run."""
     return folder.with_name(f"{folder.name}-finetune")
-
-
-def is_training_complete(run: RunFolder) -> bool:
-    states, steps = run.list_checkpoints(), run.load_plan().get("steps")
-    return bool(states) and step_from_file_name(states[-1]) == steps and is_run_finished(run.folder)
 
 
 def prepare_plan(request: Request, runtime: Runtime, ranks: Ranks, *, dry_run: bool = False) -> Plan:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError, DataError, VitrailError
 from vitrail.data.batch import Batch
+from vitrail.distributed import set_sync_batch_norm_ranks
 from vitrail.recipes.schedule import Clock, lr_factor, parse_schedule
-from vitrail.tasks.sync_batch_norm import set_sync_batch_norm_ranks
 from vitrail.tasks.task import Task
 from vitrail.train.optim import (
     WeightEMA,

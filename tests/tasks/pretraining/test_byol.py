@@ -10,12 +10,12 @@ from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnus
 from support.toy_task import RECIPE, make_backbone, make_data
 
 from vitrail import create
-from vitrail.recipes.pretraining_settings import ByolSettings
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.schedule import Clock, Schedule
+from vitrail.recipes.task_settings import ByolSettings
 from vitrail.tasks import find_task
 from vitrail.tasks.pretraining.byol import Byol, compare_with_targets
-from vitrail.tasks.pretraining.parts.projector import make_regression_projector
+from vitrail.tasks.pretraining.parts.projection_heads import make_regression_projector
 from vitrail.tasks.task import parse_task_settings
 from vitrail.train.fit import fit
 

@@ -9,9 +9,9 @@ import torch
 from support.pretraining_cases import CROPS, SMALL_HEAD, STABLE_VIEWS
 from support.toy_task import RECIPE, make_backbone, make_data
 
-from vitrail.recipes.pretraining_settings import ByolSettings, DinoSettings, EsvitSettings, SimClrSettings
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.recipes.schedule import Schedule
+from vitrail.recipes.task_settings import ByolSettings, DinoSettings, EsvitSettings, SimClrSettings
 from vitrail.tasks.collapse import CollapsedError
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.dino import Dino

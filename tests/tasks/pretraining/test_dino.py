@@ -20,12 +20,11 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.base.errors import ConfigError
 from vitrail.distributed import Ranks
-from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import DinoSettings
 from vitrail.tasks.pretraining.dino import Dino
-from vitrail.tasks.pretraining.parts.centre import Centre
-from vitrail.tasks.pretraining.parts.momentum_teacher import MomentumTeacher
-from vitrail.tasks.pretraining.parts.prototype_head import PrototypeHead
+from vitrail.tasks.pretraining.parts.momentum_teacher import Centre, MomentumTeacher
+from vitrail.tasks.pretraining.parts.projection_heads import PrototypeHead
 from vitrail.tasks.pretraining.parts.self_distillation import cross_entropy_between_crops
 from vitrail.train.fit import fit
 

@@ -8,8 +8,8 @@ from support.toy_task import RECIPE, make_backbone, make_data
 
 import vitrail
 from vitrail.distributed import Ranks
-from vitrail.recipes.pretraining_settings import EsvitSettings
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import EsvitSettings
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.esvit import Esvit, cross_entropy_between_patches, match_patches
 from vitrail.train.fit import fit

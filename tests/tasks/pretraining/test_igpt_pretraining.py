@@ -18,9 +18,9 @@ from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
-from vitrail.recipes.pretraining_settings import IgptSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import IgptSettings
 from vitrail.tasks import find_task
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import open_image_source

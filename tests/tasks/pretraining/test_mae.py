@@ -25,16 +25,20 @@ from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
 from vitrail.models import FAMILIES
 from vitrail.models.catalog.catalog import load_family
-from vitrail.recipes.pretraining_settings import MaeSettings
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import MaeSettings
 from vitrail.tasks import find_task
 from vitrail.tasks.image_task import open_image_source
-from vitrail.tasks.pretraining.mae import MaskedAutoencoder
-from vitrail.tasks.pretraining.parts.mae_decoder import make_position_table
-from vitrail.tasks.pretraining.parts.patch_pixels import join_patches, split_into_patches
-from vitrail.tasks.pretraining.parts.random_masks import draw_mask, draw_noise, split_by_noise
+from vitrail.tasks.pretraining.mae import MaskedAutoencoder, make_position_table
+from vitrail.tasks.pretraining.parts.patches import (
+    draw_mask,
+    draw_noise,
+    join_patches,
+    split_by_noise,
+    split_into_patches,
+)
 from vitrail.tasks.task import BuildContext, check_task
 from vitrail.train.fit import fit
 

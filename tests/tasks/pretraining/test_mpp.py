@@ -14,11 +14,11 @@ from vitrail.base.errors import ConfigError
 from vitrail.data.batch import Batch
 from vitrail.data.rng import make_view_keys
 from vitrail.distributed import Ranks
-from vitrail.recipes.pretraining_settings import MppSettings
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import MppSettings
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.mpp import Mpp, classify_colours, draw_corruption
-from vitrail.tasks.pretraining.parts.patch_pixels import split_into_patches
+from vitrail.tasks.pretraining.parts.patches import split_into_patches
 
 CLOCK = Clock(step=0, steps=1, steps_per_epoch=1)
 KEYS = make_view_keys(0, 0, np.arange(200), 0)

@@ -15,7 +15,7 @@ from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.images.datasets import open_data
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import open_image_source
-from vitrail.tasks.pretraining.parts.image_rows import to_rgb
+from vitrail.tasks.pretraining.parts.pretraining_figures import to_rgb
 from vitrail.tasks.task import Source
 
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from torch import nn
 from vitrail import create
 from vitrail.base.errors import ConfigError
 from vitrail.distributed import Ranks
-from vitrail.recipes.pretraining_settings import SimClrSettings
 from vitrail.recipes.recipe import open_recipe
-from vitrail.tasks.pretraining.parts.projector import make_contrastive_projector
+from vitrail.recipes.task_settings import SimClrSettings
+from vitrail.tasks.pretraining.parts.projection_heads import make_contrastive_projector
 from vitrail.tasks.pretraining.simclr import SimClr, contrast
 from vitrail.train.fit import fit
 

@@ -21,11 +21,9 @@ from vitrail.cli.options.groups import (
     TRANSLATION,
 )
 from vitrail.cli.options.values import convert_dtype
-from vitrail.recipes.caption_settings import CaptionSettings
-from vitrail.recipes.pretraining_settings import SETTINGS, TASKS_WITH_VIEWS
 from vitrail.recipes.recipe import SECTIONS, list_settings, open_recipe
 from vitrail.recipes.schedule import Schedule, parse_schedule
-from vitrail.recipes.translation_settings import TranslationSettings
+from vitrail.recipes.task_settings import SETTINGS, TASKS_WITH_VIEWS, CaptionSettings, TranslationSettings
 
 SECTION_GROUPS = {"loop": LOOP, "optimization": OPTIMIZER, "augmentation": AUGMENTATION, "distillation": DISTILLATION}
 SETTING_GROUPS = {

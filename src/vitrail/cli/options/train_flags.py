@@ -16,7 +16,7 @@ from vitrail.recipes.recipe import Recipe, choose_recipe
 
 if TYPE_CHECKING:
     from vitrail.recipes.request import Request
-    from vitrail.train.runtime import Runtime
+    from vitrail.train.plan import Runtime
 
 DEFAULT_STUDENT = "deit_tiny_distilled_patch16_224"  # of `distill`, if nothing names another
 
@@ -145,7 +145,7 @@ class TrainFlags:
     def make_runtime(self) -> "Runtime":
         from vitrail.cli.output.messages import print_line
         from vitrail.cli.output.progress import progress_bar
-        from vitrail.train.runtime import Runtime
+        from vitrail.train.plan import Runtime
 
         return Runtime(
             device=self.device,

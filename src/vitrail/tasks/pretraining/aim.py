@@ -19,20 +19,20 @@ from vitrail.layers.attention import causal_mask
 from vitrail.layers.mlp import Mlp
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.init import init_layers
-from vitrail.recipes.pretraining_settings import AimSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import AimSettings
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC
-from vitrail.tasks.pretraining.parts.image_rows import plot_image_rows, to_pixels
-from vitrail.tasks.pretraining.parts.patch_pixels import (
+from vitrail.tasks.pretraining.parts.patches import (
     compute_patch_statistics,
+    draw_noise,
     join_patches,
     normalise_patches,
     split_into_patches,
 )
-from vitrail.tasks.pretraining.parts.random_masks import draw_noise
+from vitrail.tasks.pretraining.parts.pretraining_figures import plot_image_rows, to_pixels
 from vitrail.tasks.pretraining.pretraining import (
     KNN_METRIC,
     RANK_METRIC,

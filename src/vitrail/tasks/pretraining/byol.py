@@ -11,16 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
-from vitrail.data.images.augment.views import View
-from vitrail.recipes.pretraining_settings import ByolSettings
+from vitrail.data.images.views import View
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import ByolSettings
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.pretraining.parts.momentum_teacher import MomentumTeacher
-from vitrail.tasks.pretraining.parts.projector import make_regression_projector
-from vitrail.tasks.pretraining.parts.two_views import TwoViewTask
-from vitrail.tasks.pretraining.parts.view_augmentation import make_view_augmentation
+from vitrail.tasks.pretraining.parts.projection_heads import make_regression_projector
+from vitrail.tasks.pretraining.parts.views import TwoViewTask, make_view_augmentation
 from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 

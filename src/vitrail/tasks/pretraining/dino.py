@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from vitrail.data.batch import Batch
-from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import DinoSettings
 from vitrail.tasks.pretraining.parts.self_distillation import (
     GLOBAL_CROPS,
     SelfDistillation,

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
-from vitrail.recipes.pretraining_settings import EsvitSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import EsvitSettings
 from vitrail.tasks.collapse import CollapseSign
 from vitrail.tasks.pretraining.parts.self_distillation import (
     GLOBAL_CROPS,

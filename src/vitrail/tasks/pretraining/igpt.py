@@ -20,15 +20,15 @@ from vitrail.distributed import Ranks
 from vitrail.models.base.checks import pair
 from vitrail.models.catalog.catalog import find_preset
 from vitrail.models.igpt import IGPT
-from vitrail.recipes.pretraining_settings import IgptSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import IgptSettings
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.pretraining.parts.image_rows import plot_image_rows
 from vitrail.tasks.pretraining.parts.palette import compute_colour_entropy, make_palette, sample_pixels
-from vitrail.tasks.pretraining.parts.random_masks import draw_mask
+from vitrail.tasks.pretraining.parts.patches import draw_mask
+from vitrail.tasks.pretraining.parts.pretraining_figures import plot_image_rows
 from vitrail.tasks.pretraining.pretraining import (
     KNN_METRIC,
     RANK_METRIC,

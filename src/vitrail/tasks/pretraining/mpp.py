@@ -26,21 +26,26 @@ from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.layers.positions import Grid
 from vitrail.models.base.checks import pair
-from vitrail.recipes.pretraining_settings import MppSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import MppSettings
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.pretraining.parts.image_rows import plot_image_rows
 from vitrail.tasks.pretraining.parts.masked_prediction import (
     BASELINE_IMAGES,
     RELATIVE_LOSS_METRIC,
     MaskedPrediction,
     compute_mean_colour_error,
 )
-from vitrail.tasks.pretraining.parts.patch_pixels import join_patches, split_into_patches, take_patches
-from vitrail.tasks.pretraining.parts.random_masks import draw_noise, split_by_noise
+from vitrail.tasks.pretraining.parts.patches import (
+    draw_noise,
+    join_patches,
+    split_by_noise,
+    split_into_patches,
+    take_patches,
+)
+from vitrail.tasks.pretraining.parts.pretraining_figures import plot_image_rows
 from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, build_pretraining
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 

@@ -15,14 +15,13 @@ from torch import Tensor
 from vitrail.data.batch import Batch
 from vitrail.data.images.augment.views import View
 from vitrail.distributed import Ranks
-from vitrail.recipes.pretraining_settings import SimClrSettings
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import SimClrSettings
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.metric import Metric
-from vitrail.tasks.pretraining.parts.projector import make_contrastive_projector
-from vitrail.tasks.pretraining.parts.two_views import TwoViewTask
-from vitrail.tasks.pretraining.parts.view_augmentation import make_view_augmentation
+from vitrail.tasks.pretraining.parts.projection_heads import make_contrastive_projector
+from vitrail.tasks.pretraining.parts.views import TwoViewTask, make_view_augmentation
 from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining, make_relative_loss_metric
 from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
 

@@ -20,15 +20,20 @@ from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.layers.positions import Grid
 from vitrail.models.base.checks import pair
-from vitrail.recipes.pretraining_settings import SimMimSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import SimMimSettings
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.pretraining.parts.masked_prediction import MaskedPrediction, compute_mean_colour_error
-from vitrail.tasks.pretraining.parts.patch_pixels import join_patches, split_into_patches, take_patches
-from vitrail.tasks.pretraining.parts.random_masks import draw_noise, split_by_noise
-from vitrail.tasks.pretraining.parts.reconstruction import (
+from vitrail.tasks.pretraining.parts.patches import (
+    draw_noise,
+    join_patches,
+    split_by_noise,
+    split_into_patches,
+    take_patches,
+)
+from vitrail.tasks.pretraining.parts.pretraining_figures import (
     Reconstruction,
     make_reconstruction,
     make_reconstruction_figure,

@@ -1,12 +1,16 @@
-"""A momentum teacher: a copy of what is trained that follows its moving average (He 2019, Grill 2020, Caron 2021)."""
+"""A momentum teacher, which follows the moving average of what is trained (He 2019, Grill 2020, Caron 2021), and the
+centering of its outputs.
+"""
 
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]  # torch has no public base
+
+from vitrail.distributed import Ranks
 
 
 class MomentumTeacher(nn.ModuleDict):
@@ -39,3 +43,35 @@ class MomentumTeacher(nn.ModuleDict):
         """Become equal to the student, buffers included."""
         for name, module in student.items():
             self[name].load_state_dict(module.state_dict())
+
+
+class Centre(nn.Module):
+    """A moving average of rows (…, K), updated once per step from the rows of all micro-batches and processes.
+
+    Rows are centred by the average of earlier steps: call `observe` for each micro-batch, `average` before the update
+    of the weights, and `update` after it.
+    """
+
+    def __init__(self, width: int, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("value", torch.zeros(width))
+        self.value: Tensor
+        self.total, self.count = torch.zeros(width), 0  # of the rows of this step, on this process
+        self.mean: Tensor | None = None  # of the rows of this step, on all processes
+
+    @torch.no_grad()
+    def observe(self, rows: Tensor) -> None:
+        rows = rows.flatten(0, -2).float()
+        self.total = self.total.to(rows.device) + rows.sum(0)
+        self.count += len(rows)
+
+    def average(self, ranks: Ranks) -> None:
+        sums = ranks.all_reduce_sum(torch.cat([self.total, self.total.new_tensor([self.count])]))
+        self.mean = sums[:-1] / sums[-1]
+        self.total, self.count = torch.zeros_like(self.total), 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        if self.mean is not None:
+            self.value.lerp_(self.mean, 1 - self.momentum)

@@ -11,26 +11,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.base.figures import CaptionedFigure
 from vitrail.data.batch import Batch
 from vitrail.data.images.augment.views import View
 from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.schedule import Clock
+from vitrail.recipes.task_settings import DinoSettings
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.metric import Metric
-from vitrail.tasks.pretraining.parts.centre import Centre
-from vitrail.tasks.pretraining.parts.dino_files import describe_parts, rename_tensors, select_fitting_tensors
-from vitrail.tasks.pretraining.parts.momentum_teacher import MomentumTeacher
-from vitrail.tasks.pretraining.parts.prototype_figures import (
+from vitrail.tasks.pretraining.parts.momentum_teacher import Centre, MomentumTeacher
+from vitrail.tasks.pretraining.parts.pretraining_figures import (
     compute_class_attention,
     make_attention_figure,
     make_usage_figure,
 )
-from vitrail.tasks.pretraining.parts.prototype_head import PrototypeHead
-from vitrail.tasks.pretraining.parts.view_augmentation import check_view_size, make_view_augmentation
+from vitrail.tasks.pretraining.parts.projection_heads import PrototypeHead
+from vitrail.tasks.pretraining.parts.views import check_view_size, make_view_augmentation
 from vitrail.tasks.pretraining.pretraining import Pretraining
 from vitrail.tasks.task import MeanMetrics, Source
 
@@ -56,6 +55,14 @@ ONE_PROTOTYPE_SIGN = CollapseSign(
     meaning="all crops have the same most probable prototype",
     remedy="lower `lr`, use a `centre_momentum` less than 1, or a larger `batch`",
 )
+HEADS = {"head": "center", "head_dense": "center_grid"}  # and the names of their centres
+SETTINGS_BY_SHAPE = {  # the setting that the number of rows of a tensor of a head depends on
+    "head.value": "prototypes",  # of a centre
+    "head_dense.value": "prototypes",
+    "last_layer.weight_g": "prototypes",
+    "mlp.0.weight": "head_width",
+    "mlp.4.weight": "bottleneck_width",
+}
 
 
 class SelfDistillation(Pretraining):
@@ -159,7 +166,7 @@ class SelfDistillation(Pretraining):
         loaded = select_fitting_tensors(given, expected)
         if loaded:
             self.load_state_dict(loaded, strict=False)
-        return describe_parts(loaded, expected) if loaded else ""
+        return describe_loaded_parts(loaded, expected) if loaded else ""
 
     def draw_figures(self, source: Source, device: torch.device) -> list[CaptionedFigure]:
         found = [make_usage_figure(self.usage)] if self.usage.any() else []
@@ -211,3 +218,63 @@ def cross_entropy_between_crops(student: Tensor, targets: Tensor, temperature: f
     products = targets.flatten(1) @ student.flatten(1).T  # (2, V)
     different = 1 - torch.eye(teachers, crops, device=student.device)
     return ((sizes - products) * different).sum() / (rows * different.sum())
+
+
+def rename_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file under the names of a task; empty if the file has no head to continue with."""
+    if "heads.head.mlp.0.weight" in tensors:  # a checkpoint of a run
+        return dict(tensors)
+    renamed = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        rest = rest.removeprefix("module.")
+        if part in ("student", "teacher"):
+            inner = rest if rest.partition(".")[0] in HEADS else f"backbone.{rest.removeprefix('backbone.')}"
+            prefix = "teacher." if part == "teacher" else "" if inner.startswith("backbone.") else "heads."
+            renamed[prefix + inner] = tensor
+        elif part == "dino_loss":
+            renamed |= {f"centres.{head}.value": tensor.flatten() for head, centre in HEADS.items() if rest == centre}
+    return renamed if "heads.head.mlp.0.weight" in renamed else {}
+
+
+def select_fitting_tensors(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that a task has too; an error if one has another shape."""
+    for name, tensor in given.items():
+        if name not in expected:
+            if name.startswith(("heads.head.", "teacher.head.")):
+                raise CheckpointError(f"the file has {name}; expected a head of linear layers without batch norm")
+            continue
+        if tensor.shape == expected[name].shape:
+            continue
+        setting = next((each for end, each in SETTINGS_BY_SHAPE.items() if name.endswith(end)), None)
+        if setting is not None and len(tensor) != len(expected[name]):
+            raise ConfigError(
+                f"`{setting}` is {len(expected[name])}, but the head in the file has {len(tensor)}; use `{setting}` "
+                f"{len(tensor)}",
+                fields=(setting,),
+            )
+        raise CheckpointError(
+            f"{name} in the file has the shape {tuple(tensor.shape)}; expected {tuple(expected[name].shape)}: use the "
+            "model and the image size of the file"
+        )
+    return {name: tensor for name, tensor in given.items() if name in expected}
+
+
+def describe_loaded_parts(loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """What was loaded completely, and what was not: 'student, teacher, head, centre; new: head_dense'."""
+    groups = {"student": "backbone.", "teacher": "teacher.backbone."}
+    if not any(name.startswith("backbone.") for name in loaded):  # of a run: its model is the teacher's
+        del groups["student"]
+    for head in HEADS:
+        groups |= {
+            head: f"heads.{head}.",
+            f"{head} of the teacher": f"teacher.{head}.",
+            f"centre of {head}": f"centres.{head}.",
+        }
+    present = {group: prefix for group, prefix in groups.items() if any(name.startswith(prefix) for name in expected)}
+    complete = {
+        group: all(name in loaded for name in expected if name.startswith(prefix)) for group, prefix in present.items()
+    }
+    missing = [group for group in complete if not complete[group]]
+    found = ", ".join(group for group in complete if complete[group])
+    return f"{found}; new: {', '.join(missing)}" if missing else found

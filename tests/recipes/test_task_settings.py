@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from vitrail.base.errors import ConfigError
-from vitrail.recipes.pretraining_settings import ByolSettings, CheckedSettings, DinoSettings
 from vitrail.recipes.schedule import Schedule
+from vitrail.recipes.task_settings import ByolSettings, CheckedSettings, DinoSettings
 
 
 @pytest.mark.parametrize(

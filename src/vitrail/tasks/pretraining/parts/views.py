@@ -1,12 +1,16 @@
-"""The random views of SimCLR, BYOL and DINO, from the settings of these tasks."""
+"""The random views of SimCLR, BYOL and DINO, and what the tasks on two views of every image share."""
 
 from typing import Any
 
 from vitrail.base.errors import ConfigError
-from vitrail.data.images.augment.config import MAX_HUE, ViewAugmentation
+from vitrail.data.images.augment.view_config import MAX_HUE, ViewAugmentation
+from vitrail.distributed import Ranks
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel
-from vitrail.recipes.pretraining_settings import ViewSettings
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.task_settings import TwoViewSettings, ViewSettings
+from vitrail.tasks.pretraining.pretraining import Pretraining
+from vitrail.tasks.task import Source
 
 Strengths = tuple[float, float, float, float]  # of brightness, contrast, saturation and hue
 
@@ -52,3 +56,24 @@ def check_view_size(model: Any, name: str, size: int | None) -> None:
             f"`{name}` is {size}; expected a multiple of {max(multiple)} for this {kind}, at least {least}",
             fields=(name,),
         )
+
+
+class TwoViewTask(Pretraining):
+    """A task that compares two views of every image, with batch norm in its projector."""
+
+    def __init__(self, backbone: Any, settings: TwoViewSettings) -> None:
+        super().__init__()
+        self.backbone, self.two_views = backbone, settings
+
+    @property
+    def feature_width(self) -> int:
+        return self.backbone.feature_width
+
+    def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
+        check_view_size(self.backbone, "view_size", self.two_views.view_size)
+        super().check(source, recipe, ranks)
+        if recipe.loop.batch == 1:
+            raise ConfigError(
+                f"`batch` is 1; expected 2 or more, for the negatives and batch norms of {type(self).__name__}",
+                fields=("batch",),
+            )

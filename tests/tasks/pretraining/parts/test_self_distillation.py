@@ -13,12 +13,12 @@ from support.toy_task import make_backbone
 from torch import Tensor
 
 from vitrail.base.errors import VitrailError
-from vitrail.recipes.pretraining_settings import DinoSettings
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
+from vitrail.recipes.task_settings import DinoSettings
 from vitrail.tasks import find_task
 from vitrail.tasks.pretraining.dino import Dino
-from vitrail.tasks.pretraining.parts.prototype_head import PrototypeHead
+from vitrail.tasks.pretraining.parts.projection_heads import PrototypeHead
 from vitrail.tasks.pretraining.parts.self_distillation import SelfDistillation
 from vitrail.tasks.task import BuildContext
 
