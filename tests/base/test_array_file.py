@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vitrail.base.array_file import ArrayFile
+from vitrail.base.array_file import HEADER_BYTES, ArrayFile, make_npy_header, parse_npy_header
 from vitrail.base.errors import OutputError
 
 ROWS = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
@@ -165,3 +166,32 @@ def test_a_full_disk_is_an_error_and_the_rows_before_it_stay(tmp_path: Path) -> 
     for each in (file, open_file(tmp_path / "a.npy")):
         assert [*np.flatnonzero(each.valid)] == [*range(5)]
     assert [each.name for each in tmp_path.iterdir()] == ["a.npy"]
+
+
+SHAPES = [(3,), (0, 768), (3, 197, 768), (10**12, 16385, 1280), (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_numpy_reads_our_header(shape: tuple[int, ...]) -> None:
+    start = BytesIO(make_npy_header(shape))
+    assert np.lib.format.read_magic(start) == (1, 0)
+    assert np.lib.format.read_array_header_1_0(start) == (shape, False, np.dtype(np.float32))
+    assert start.tell() == len(start.getvalue()) == HEADER_BYTES
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_our_headers_and_those_of_numpy_are_parsed(shape: tuple[int, ...]) -> None:
+    written = BytesIO()
+    np.lib.format.write_array_header_1_0(written, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    assert parse_npy_header(written.getvalue()) == parse_npy_header(make_npy_header(shape)) == shape
+
+
+def test_other_headers_are_refused() -> None:
+    for array in (np.zeros(3), np.zeros((2, 3), np.float32, order="F"), np.array(0, np.float32)):
+        written = BytesIO()
+        np.save(written, array)
+        assert parse_npy_header(written.getvalue()[:HEADER_BYTES]) is None
+    ours = make_npy_header((3, 4))
+    for place in (0, 8, 12, 50, 100, 127):
+        assert parse_npy_header(ours[:place] + b"\x00" + ours[place + 1 :]) is None
+    assert parse_npy_header(ours[:-1]) is None

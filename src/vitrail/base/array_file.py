@@ -6,6 +6,7 @@ what the rows were computed from. Several processes can fill a file; missing and
 """
 
 import os
+import re
 import zlib
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,13 @@ from numpy.typing import NDArray
 from vitrail.base.errors import OutputError, VitrailError, describe_error
 from vitrail.base.files import NONBLOCKING, open_regular_file_descriptor, write_atomically
 from vitrail.base.locks import wait_for_entry_lock
-from vitrail.base.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
+
+HEADER_BYTES = 128  # of .npy files, as numpy writes it for up to four sizes
+MAGIC = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+HEADER_PATTERN = re.compile(  # numpy writes a comma before the closing brace
+    re.escape(MAGIC)
+    + rb"{'descr': '<f4', 'fortran_order': False, 'shape': \((\d{1,18}(?:, \d{1,18}){0,3}),?\)(?:, )?} *\n"
+)
 
 
 class ArrayFile:
@@ -123,3 +130,15 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
+
+
+def make_npy_header(shape: tuple[int, ...]) -> bytes:
+    """The header of an array of that shape, always HEADER_BYTES long, so that it can be replaced after adding rows."""
+    about = repr({"descr": "<f4", "fortran_order": False, "shape": shape}).encode()
+    return MAGIC + about.ljust(HEADER_BYTES - len(MAGIC) - 1) + b"\n"
+
+
+def parse_npy_header(start: bytes) -> tuple[int, ...] | None:
+    """The shape in the first HEADER_BYTES of a file; None if it is not such a header."""
+    found = HEADER_PATTERN.fullmatch(start) if len(start) == HEADER_BYTES else None
+    return None if found is None else tuple(map(int, found[1].split(b", ")))

@@ -129,7 +129,7 @@ class MemoryAttention(SelfAttention):
     def __init__(self, width: int, heads: int, memory: int) -> None:
         super().__init__(width, heads)
         self.memory = memory
-        self.proj = TaskLinear(width, memory)
+        self.proj = MemoryDroppingLinear(width, memory)
 
     def forward(
         self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
@@ -157,7 +157,7 @@ class MemoryAttention(SelfAttention):
         return q, k, v, shown[:queries]
 
 
-class TaskLinear(nn.Linear):
+class MemoryDroppingLinear(nn.Linear):
     """A linear map of the old tokens and, apart from them, of the task token; memory is dropped: (B, N, D)."""
 
     def __init__(self, width: int, memory: int) -> None:
@@ -165,7 +165,7 @@ class TaskLinear(nn.Linear):
         self.memory = memory
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name in nn.Linear
-        old, task = (super(TaskLinear, self).forward(part) for part in split_task(input, self.memory))
+        old, task = (super(MemoryDroppingLinear, self).forward(part) for part in split_task(input, self.memory))
         return torch.cat([old[:, :1], task, old[:, 1:]], dim=1)
 
 

@@ -78,7 +78,7 @@ class Classification(ImageTask):
             raise ConfigError(
                 f"`early_size` is {loop.early_size}; expected 0, or a dynamic model: `fields` dynamic=true"
             )
-        check_parts_can_be_mixed(recipe, ranks)
+        check_even_batches_for_mixing(recipe, ranks)
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         super().setup(source, recipe)
@@ -130,7 +130,7 @@ class Classification(ImageTask):
         )
 
 
-def check_parts_can_be_mixed(recipe: Recipe, ranks: Ranks) -> None:
+def check_even_batches_for_mixing(recipe: Recipe, ranks: Ranks) -> None:
     batch, parts = recipe.loop.batch, ranks.world_size * recipe.loop.accumulate
     mixing = recipe.augmentation.mixup or recipe.augmentation.cutmix
     if mixing and batch // parts % 2 and (parts > 1 or batch == 1):

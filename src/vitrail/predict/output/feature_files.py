@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.base.array_file import HEADER_BYTES, make_npy_header, parse_npy_header
 from vitrail.base.errors import CheckpointError
 from vitrail.base.files import open_regular_file_descriptor
-from vitrail.base.npy_header import HEADER_BYTES, make_npy_header, parse_npy_header
 from vitrail.base.text import escape_formula_in_text, format_csv_line
 from vitrail.predict.output.append_only_files import AppendOnlyFile, create_empty_file
 from vitrail.predict.output.partial_folder import PartialFolder
