@@ -42,17 +42,20 @@ class ArrayFile:
 
     def verify(self, rows: range) -> None:
         """Find out which of these rows are valid."""
-        self.valid[rows.start : rows.stop], self.width, self.damaged = False, 0, 0
+        part = slice(rows.start, rows.stop)
+        self.valid[part], self.width, self.damaged = False, 0, 0
         try:
             with os.fdopen(open_regular_file_descriptor(self.path), "rb") as file:
                 self.width = self.read_width(file)
+                if not self.width:
+                    self.damaged = len(rows)
+                    return
                 file.seek(self.locate_checksum(rows.start))
-                checksums = np.frombuffer(file.read(4 * len(rows)), "<u4").tolist() if self.width else [1] * len(rows)
+                checksums = np.frombuffer(file.read(4 * len(rows)), "<u4")
                 file.seek(self.locate_row(rows.start))
-                for index, checksum in zip(rows, checksums, strict=True):
-                    row = file.read(4 * self.width)
-                    self.valid[index] = self.width > 0 and checksum == self.compute_checksum(index, row)
-                    self.damaged += checksum != 0 and not self.valid[index]
+                found = [self.compute_checksum(index, file.read(4 * self.width)) for index in rows]
+                self.valid[part] = checksums == np.array(found, np.uint32)
+                self.damaged = int(((checksums != 0) & ~self.valid[part]).sum())
         except FileNotFoundError:
             pass
         except OSError as error:
