@@ -15,7 +15,7 @@ from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.images.datasets import open_data
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import open_image_source
-from vitrail.tasks.pretraining.parts.pretraining_figures import to_rgb
+from vitrail.tasks.pretraining.parts.pretraining_figures import expand_to_rgb
 from vitrail.tasks.task import Source
 
 CPU = torch.device("cpu")
@@ -86,5 +86,5 @@ def test_progressive_resizing_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("channels", [1, 2, 4])
 def test_images_of_any_number_of_channels_can_be_shown(channels: int) -> None:
     images = np.linspace(0, 1.5, 2 * 3 * 3 * channels).reshape(2, 3, 3, channels)
-    assert to_rgb(images).shape == (2, 3, 3, 3)
-    np.testing.assert_allclose(to_rgb(images)[..., 1], images.mean(-1).clip(0, 1))
+    assert expand_to_rgb(images).shape == (2, 3, 3, 3)
+    np.testing.assert_allclose(expand_to_rgb(images)[..., 1], images.mean(-1).clip(0, 1))
