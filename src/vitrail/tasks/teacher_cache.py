@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.base.array_file import ArrayFile
 from vitrail.base.errors import CheckpointError, DataError, OutputError
 from vitrail.base.files import make_folder, write_text
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.distributed import Ranks

@@ -19,9 +19,8 @@ from vitrail.base.errors import ConfigError, DataError, OutputError
 from vitrail.base.progress import track_progress
 from vitrail.base.text import abbreviate_list, format_count
 from vitrail.checkpoint.run_files import try_read_plan
-from vitrail.data.images.datasets import DatasetSplits, ImageDataset, open_data, take_images_by_index
-from vitrail.data.images.torch_dataset import TorchDataset
-from vitrail.data.images.validation_split import check_val_share
+from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, open_data, take_images_by_index
+from vitrail.data.validation_split import check_val_share
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.evaluation.evaluation_data import find_default_data, get_validation_images, is_same_data_path
 from vitrail.evaluation.probes.feature_measures import (

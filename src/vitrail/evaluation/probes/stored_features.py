@@ -20,7 +20,7 @@ from vitrail.base.errors import CheckpointError, DataError, OutputError, Vitrail
 from vitrail.base.files import get_cache_folder, make_writable_folder
 from vitrail.base.progress import track_progress
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.batch_transforms import normalise
+from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.datasets import DatasetSubset, ImageDataset
 from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.data.images.loader import evaluation_batches

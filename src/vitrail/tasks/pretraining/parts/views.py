@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitrail.base.errors import ConfigError
-from vitrail.data.images.augment.view_config import MAX_HUE, ViewAugmentation
+from vitrail.data.images.augment.config import MAX_HUE, ViewAugmentation
 from vitrail.distributed import Ranks
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel
