@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.base.errors import OutputError, VitrailError, describe_error
-from vitrail.base.files import NONBLOCKING, open_regular_file_descriptor, write_atomically
+from vitrail.base.files import open_regular_file_descriptor, write_atomically
 from vitrail.base.locks import wait_for_entry_lock
 
 HEADER_BYTES = 128  # of .npy files, as numpy writes it for up to four sizes
@@ -97,7 +97,7 @@ class ArrayFile:
         if self.width != values.shape[1]:
             self.create(values.shape[1])
         try:
-            descriptor = os.open(self.path, os.O_WRONLY | NONBLOCKING)
+            descriptor = os.open(self.path, os.O_WRONLY)
             try:
                 for index, row in zip(indices.tolist(), values, strict=True):
                     data = memoryview(row).cast("B")
