@@ -81,7 +81,7 @@ def test_every_command_has_a_summary_and_examples(name: str) -> None:
     assert max(map(len, examples)) <= 100
 
 
-@pytest.mark.parametrize("name", ["runs", "compare", "bench", "ablate", "study cost", "study positions"])
+@pytest.mark.parametrize("name", ["runs", "probe", "compare", "bench", "ablate", "study cost", "study positions"])
 def test_commands_with_a_table_say_how_to_write_it(name: str) -> None:
     (out,) = (entry for entry in list_options(name) if "--out" in entry.names)
     assert "Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html." in format_description(out)

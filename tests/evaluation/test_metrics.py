@@ -174,12 +174,12 @@ def test_report() -> None:
     lines = str(found).splitlines()
     assert lines[0] == "top-1 80.00%, loss 0.7514, calibration error 0.2239; 5 images, 2 images/s"
     assert lines[2].split() == ["class", "images", "right"]
-    assert lines[4].split() == ["bee?[31m", "3", "66.7%"]
+    assert lines[4].split() == [r"bee\x1b[31m", "3", "66.7%"]
     assert [line.split()[0] for line in lines[5:7]] == ["ant", "wasp"]
     assert lines[8:11] == [
         "most confused  taken for  images",
         "─────────────  ─────────  ──────",
-        "bee?[31m       ant             1",
+        r"bee\x1b[31m    ant             1",
     ]
     assert lines[12:] == [
         "skipped, 12 unreadable:",

@@ -5,7 +5,6 @@ from math import floor, log10
 from pathlib import Path
 
 SMALLEST_PROBABILITY = 1e-6  # that is shown by its digits
-TEXT_WIDTH = 100  # of tables that are split into parts
 FORMULA_STARTS = (*"=+-@\t\r\n＝＋－＠",)  # full-width forms, too: some spreadsheets treat them alike
 CHARACTERS_TO_QUOTE = set(',;|\t"\r\n')
 TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
@@ -43,25 +42,6 @@ def format_table(heading: Sequence[str], lines: Sequence[Sequence[str]], alignme
         ).rstrip()
         for line in (heading, ["─" * width for width in widths], *lines)
     ]
-
-
-def format_table_in_parts(left: Sequence[Sequence[str]], alignments: str, columns: Sequence[Sequence[str]]) -> str:
-    """Tables of the `left` columns and as many `columns` as fit, repeated until all are shown; headings come first."""
-    blocks = list[str]()
-    rest = list(columns)
-    while rest:
-        room, count = TEXT_WIDTH - sum(map(column_width, left)), 0
-        while count < len(rest) and (not count or column_width(rest[count]) <= room):
-            room -= column_width(rest[count])
-            count += 1
-        heading, *lines = zip(*left, *rest[:count], strict=True)
-        blocks.append("\n".join(format_table(heading, lines, alignments + count * "r")))
-        rest = rest[count:]
-    return "\n\n".join(blocks)
-
-
-def column_width(column: Sequence[str]) -> int:
-    return max(map(len, column)) + 2
 
 
 def format_probability(share: float) -> str:

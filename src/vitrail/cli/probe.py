@@ -9,7 +9,7 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA
 from vitrail.cli.options.values import check_data_exists, check_minimum, parse_fields, parse_integers
 from vitrail.cli.output.messages import print_notes
-from vitrail.cli.output.results import prepare_figure_folder, print_report
+from vitrail.cli.output.results import prepare_output, print_result
 
 
 def probe(
@@ -73,6 +73,7 @@ def probe(
         Share of each class to classify, if the data have no validation part.
     out
         Folder for probe.png and probe.json.
+        Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html.
     """
     counts, many = (
         None if given is None else parse_integers(given, name) for given, name in ((knn, "--knn"), (shots, "--shots"))
@@ -88,7 +89,7 @@ def probe(
     from vitrail.opening import open_model
 
     loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]
-    prepare_figure_folder(out, PROBE_FILES, overwrite=overwrite)
+    prepare_output(out, PROBE_FILES, overwrite=overwrite)
     result = probe_models(
         loaded,
         data,
@@ -108,7 +109,7 @@ def probe(
     )
     print_notes(result.notes)
     report = {"models": list(models), **result.to_json()}
-    print_report(result, report, write_probe(result, report, out) if out else (), as_json=as_json)
+    print_result(result, result.table, report, out, lambda folder: write_probe(result, report, folder), as_json=as_json)
 
 
 def parse_layer(text: str) -> str | int:

@@ -94,6 +94,11 @@ def test_rows_and_what_a_model_adds_to_the_better_baseline(photos: Path, model: 
         assert word in text
     assert report["tables"][0]["rows"][0]["over_baseline"] == gains
     assert report["mean"] is None
+    records = found.table.list_records()
+    assert [each["features"] for each in records] == ["toy", "raw pixels", "untrained", "over the better baseline"]
+    assert all(records[0][name] == value for name, value in mine.accuracies.items())
+    assert records[0]["2-shot std"] == mine.deviations["2-shot"]
+    assert records[-1]["linear"] == gains["linear"]
     assert found._repr_html_().startswith("<pre>photos: 8 images")  # pyright: ignore[reportPrivateUsage]
     assert any("8 of 40 images held out for validation, by seed 0" in note for note in found.notes)
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
@@ -213,6 +218,8 @@ def test_the_last_table_of_several_data_sets_is_their_mean(photos: Path, model: 
         for name, value in row.accuracies.items():
             assert value == pytest.approx(sum(table.rows[place].accuracies[name] for table in found.tables) / 2)
     assert "mean of 2 data sets" in str(found)
+    names = [each["data"] for each in found.table.list_records()]
+    assert list(dict.fromkeys(names)) == ["photos", "other", "mean of 2 data sets"]
     assert found.to_json()["mean"]["rows"][0]["name"] == "toy"
     assert any("20 of 32 training images, by seed 0" in note for note in found.notes)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,7 +13,8 @@ import numpy as np
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
 from vitrail.base.files import write_text
 from vitrail.base.style import GREY, LABEL_POINTS, NOTE_POINTS, PALE, PALETTE
-from vitrail.base.text import format_count, format_table_in_parts, make_printable
+from vitrail.base.table import Cell, Column, Mean, Shown, Table
+from vitrail.base.text import format_count, make_printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,11 +57,12 @@ class ProbeRow:
         """Standard deviation over the seeds of each few-shot probe."""
         return {f"{count}-shot": stdev(found) for count, found in self.few_shot.items() if len(found) > 1}
 
-    def format_cell(self, column: str) -> str:
-        """An accuracy in %, with ± its standard deviation; the best k is marked."""
-        deviation = self.deviations.get(column)
-        best = "*" if len(self.knn) > 1 and column == f"k-NN {self.best_k}" else ""
-        return f"{100 * self.accuracies[column]:.1f}{best}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
+    def make_cell(self, column: str) -> Cell:
+        """An accuracy with its standard deviation; the best k is marked."""
+        accuracy = self.accuracies[column]
+        if len(self.knn) > 1 and column == f"k-NN {self.best_k}":
+            return Shown(accuracy, f"{100 * accuracy:.1f}*")
+        return Mean(accuracy, self.deviations.get(column))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -114,29 +116,36 @@ class ProbeTable:
             "rows": rows,
         }
 
-    def __str__(self) -> str:
-        classes = "" if self.classes is None else f" of {self.classes} classes"
-        headline = (
-            f"{make_printable(self.data, MAX_NAME_LENGTH)}: {format_count(self.query_images, 'image')}{classes}, "
-            f"classified by {format_count(self.bank_images, 'training image')}; accuracy in %"
-        )
-        return f"{headline}\n\n{self.format_rows()}"
-
-    def format_rows(self) -> str:
+    @property
+    def table(self) -> Table:
+        """One row per row of features, then how much better the models are than their baselines."""
         names = list(self.rows[0].accuracies)
         gains = [(row, found) for row in self.models if (found := self.compute_gains(row))]
-        gain_names = [
-            f"{shorten(row)} over baseline" if len(gains) > 1 else "over the better baseline" for row, _ in gains
+        rows: list[Sequence[Cell]] = [
+            (
+                Shown(row.name, shorten(row)),
+                *map(row.make_cell, names),
+                row.spread,
+                Shown(row.effective_rank, f"{row.effective_rank:.0f} of {row.width}"),
+            )
+            for row in self.rows
         ]
-        left = ("features", *map(shorten, self.rows), *gain_names)
-        columns = [
-            (name, *(row.format_cell(name) for row in self.rows), *(f"{100 * found[name]:+.1f}" for _, found in gains))
-            for name in names
-        ]
-        blank = [""] * len(gains)
-        columns.append(("spread", *(f"{row.spread:.2f}" for row in self.rows), *blank))
-        columns.append(("rank", *(f"{row.effective_rank:.0f} of {row.width}" for row in self.rows), *blank))
-        return format_table_in_parts([left], "l", columns)
+        for row, found in gains:
+            label = f"{shorten(row)} over baseline" if len(gains) > 1 else "over the better baseline"
+            rows.append((label, *(Shown(found[name], f"{100 * found[name]:+.1f}") for name in names), None, None))
+        classes = "" if self.classes is None else f" of {self.classes} classes"
+        return Table(
+            title=f"{make_printable(self.data, MAX_NAME_LENGTH)}: {format_count(self.query_images, 'image')}{classes}, "
+            f"classified by {format_count(self.bank_images, 'training image')}; accuracy in %",
+            columns=(
+                Column(name="features"),
+                *(Column(name=name, unit="%", digits=1) for name in names),
+                Column(name="spread", digits=2),
+                Column(name="rank"),
+            ),
+            rows=rows,
+            repeated=1,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +181,19 @@ class ProbeResult:
             "seconds": self.seconds,
         }
 
+    @property
+    def table(self) -> Table:
+        """The table of the data set; of several, all their rows and those of the mean, with the name of the data."""
+        notes = tuple(filter(None, [self.format_legend()]))
+        if len(self.tables) == 1:
+            return replace(self.tables[0].table, notes=notes)
+        tables = [each.table.with_labels(data=each.data) for each in (*self.tables, self.mean)]
+        columns = tuple(dict.fromkeys(column for table in tables for column in table.columns))
+        rows = [dict(zip(table.columns, row, strict=True)) for table in tables for row in table.rows]
+        return Table(columns=columns, rows=[[row.get(column) for column in columns] for row in rows], notes=notes)
+
     def __str__(self) -> str:
-        tables = [*self.tables, *([self.mean] if len(self.tables) > 1 else [])]
+        tables = [each.table for each in (*self.tables, *([self.mean] if len(self.tables) > 1 else []))]
         return "\n\n".join(filter(None, (*map(str, tables), self.format_legend(), self.format_skipped())))
 
     def _repr_html_(self) -> str:
