@@ -50,7 +50,7 @@ class Mixer(ImageModel):
         super().__init__(config)
         patch = pair(config.patch_size)
         self.levels = make_single_level(pair(config.image_size), patch, config.width, config.depth)
-        self.sizes, self.heads = ImageSizes(), (("mean", "head"),)
+        self.sizes, self.classifiers = ImageSizes(), (("mean", "head"),)
         self.patch_embed = PatchEmbed(config.width, patch, config.channels)
         patches = self.grid[0] * self.grid[1]
         self.blocks = nn.Sequential(*(MixerBlock(patches, config.width) for _ in range(config.depth)))

@@ -20,7 +20,7 @@ from vitrail.checkpoint import read
 from vitrail.checkpoint.layout import list_layouts
 from vitrail.models import FAMILIES
 from vitrail.models.base.family import Family
-from vitrail.models.catalog.catalog import find_preset, load_family
+from vitrail.models.catalog.families import find_preset, load_family
 from vitrail.recipes.request import Request
 from vitrail.train.plan import Runtime
 from vitrail.train.resume import resume_run
@@ -219,7 +219,7 @@ def check_toy_family_in_a_run(folder: Path) -> None:
 def test_a_new_family_is_one_file_and_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is listed, saved, loaded, adapted, converted, trained, resumed, exported and explained."""
     monkeypatch.setattr("vitrail.models.__path__", [str(PACKAGE / "models"), str(ROOT / "tests" / "support")])
-    monkeypatch.setattr("vitrail.models.catalog.catalog.FAMILIES", (*FAMILIES, "toy_family"))
+    monkeypatch.setattr("vitrail.models.catalog.families.FAMILIES", (*FAMILIES, "toy_family"))
     try:
         assert vitrail.list_models("toy*") == ["toy_large", "toy_small"]
         model, images = vitrail.create("toy_small").eval(), torch.randn(2, 3, 32, 32)
@@ -280,6 +280,7 @@ SIZE_FIELDS = {"image_size", "classes", "width", "depth", "heads", "mlp_width", 
 def test_every_preset_survives_json_and_each_kind_builds_on_the_meta_device(name: str) -> None:
     """Of presets that differ only in size, one is built here; the slow tests of costs build all."""
     family = load_family(name)
+    family.check_presets()
     kinds = dict[str, Any]()
     for name, config in family.presets.items():
         fields = asdict(config)

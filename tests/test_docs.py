@@ -198,7 +198,7 @@ def test_the_tree_of_the_readme_lists_only_what_exists() -> None:
 
 
 def test_the_readme_counts_the_presets() -> None:
-    from vitrail.models.catalog.catalog import list_models
+    from vitrail.models.catalog.families import list_models
 
     assert f"| {len(list_models())} presets" in (ROOT / "README.md").read_text("utf-8")
 

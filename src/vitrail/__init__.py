@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vitrail.inspection.representation.nearest_neighbours import find_neighbours
     from vitrail.inspection.representation.patch_pca import draw_patch_pca
     from vitrail.inspection.summary import summarize
-    from vitrail.models.catalog.catalog import list_models
+    from vitrail.models.catalog.families import list_models
     from vitrail.opening import open_model
     from vitrail.predict.captioner import Captioner
     from vitrail.predict.predictor import Predictor
@@ -57,7 +57,7 @@ _MODULES_BY_NAME = {
     "export_model": "export.export",
     "find_neighbours": "inspection.representation.nearest_neighbours",
     "fit": "train.fit",
-    "list_models": "models.catalog.catalog",
+    "list_models": "models.catalog.families",
     "load": "checkpoint.reading",
     "look": "inspection.model_figures",
     "machine": "base.machine",

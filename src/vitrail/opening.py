@@ -213,12 +213,13 @@ def build_without_weights(name: str, fields: Mapping[str, Any]) -> "nn.Module":
     """The model of a preset, a checkpoint or a run on the meta device, with these config fields replaced."""
     import torch
 
-    from vitrail.models.catalog.catalog import create, is_external_family_name
+    from vitrail.models.catalog.external_families import is_external_family_name
+    from vitrail.models.catalog.families import build_preset
 
     is_file = find_bundled_model(name) is not None or os.path.exists(name)  # noqa: PTH110  # Path refuses a long name
     if is_external_family_name(name) or not is_file:
         with torch.device("meta"):
-            return create(name, **fields)
+            return build_preset(name, **fields)
 
     from vitrail.checkpoint.family_recognition import get_built_in_family
 

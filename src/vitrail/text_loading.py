@@ -123,6 +123,6 @@ def is_text_model(name: str) -> bool:
     folder = run.model if run is not None else place if place.is_dir() else place.parent
     family = (read_json_if_exists(folder / CONFIG_FILE) or {}).get("family")
     from vitrail.models.base.text_contract import TextModel
-    from vitrail.models.catalog import catalog
+    from vitrail.models.catalog import families
 
-    return family in catalog.FAMILIES and issubclass(catalog.load_family(family).build, TextModel)
+    return family in families.FAMILIES and issubclass(families.load_family(family).build, TextModel)

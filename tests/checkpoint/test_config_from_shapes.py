@@ -9,7 +9,7 @@ import torch
 import vitrail
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.config_from_shapes import infer_config
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 
 NOT_INFERRED = {
     "igpt_cpu",  # ours: its heads are in the config

@@ -5,7 +5,7 @@ import torch
 
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
-from vitrail.models.base.name_entries import THREE_PARTS, make_entry
+from vitrail.models.base.checkpoint_side import THREE_PARTS, make_entry
 
 TABLE = (
     make_entry("tok", "cls_token"),

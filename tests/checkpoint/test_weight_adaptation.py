@@ -12,7 +12,7 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read
 from vitrail.checkpoint.resample import ResamplingPolicy, resample_positions
 from vitrail.checkpoint.weight_adaptation import LoadReport
-from vitrail.models.catalog.catalog import load_external_family
+from vitrail.models.catalog.external_families import load_external_family
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_family.py")
 

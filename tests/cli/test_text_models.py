@@ -12,7 +12,7 @@ import pytest
 
 import vitrail
 from vitrail.models import FAMILIES
-from vitrail.models.catalog import catalog
+from vitrail.models.catalog import families
 from vitrail.models.catalog.preset_list import resolve_alias
 
 Run = Callable[..., Any]
@@ -66,7 +66,7 @@ def text_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     module = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "vitrail.models.toytext", module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(catalog, "FAMILIES", (*FAMILIES, "toytext"))
+    monkeypatch.setattr(families, "FAMILIES", (*FAMILIES, "toytext"))
 
     def resolve_toy(name: str) -> str | None:
         return name if name == "toy_text" else resolve_alias(name)

@@ -12,7 +12,7 @@ from support.toy_datasets import write_class_folders
 from vitrail.base.errors import VitrailError
 from vitrail.base.json_yaml import add_checksum
 from vitrail.cli import build_app
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
 SMALL = "--set image_size=16 --set patch_size=8 --set width=12 --set depth=1 --batch 4 --epochs 1"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 
 Run = Callable[..., Any]
 UNFIT_SIZES = {  # preset: image size, and what is expected

@@ -20,7 +20,7 @@ from vitrail.export.ctranslate2_export import (
     run_exported,
     translate_greedily,
 )
-from vitrail.export.ctranslate2_spec import find_exportable_stacks
+from vitrail.export.ctranslate2_spec import find_exportable_parts
 from vitrail.inspection.checkpoints.checksum_verification import verify_checksums
 from vitrail.predict.translator import SearchSettings
 from vitrail.text_loading import LoadedTextModel
@@ -115,7 +115,7 @@ def test_what_ctranslate2_cannot_represent_is_refused(
 ) -> None:
     loaded = make_translator(family, **fields)
     with pytest.raises(ConfigError, match=message):
-        find_exportable_stacks(loaded.model)
+        find_exportable_parts(loaded.model)
     pytest.importorskip("ctranslate2", reason="needs the extra `ctranslate2`")
     with pytest.raises(ConfigError, match=message):
         export(loaded, tmp_path / "out")

@@ -12,7 +12,7 @@ from preset_costs import (
 )
 
 import vitrail
-from vitrail.models.catalog.catalog import find_preset, load_built_in_families
+from vitrail.models.catalog.families import find_preset, load_built_in_families
 from vitrail.models.catalog.family_index import INDEX_FILE, describe_family
 from vitrail.models.catalog.preset_list import COSTS_FILE
 

@@ -13,7 +13,7 @@ from support.family_checks import check_learning, check_preset_is_inferred, meas
 
 import vitrail
 from vitrail.base.errors import ConfigError
-from vitrail.models.catalog.catalog import load_family
+from vitrail.models.catalog.families import load_family
 
 FAST_EXPORTS = ("eva", "resnet", "swin")  # tokens, convolutions, windows; 5 CPU seconds each
 EXPORTS = [case if case in FAST_EXPORTS else pytest.param(case, marks=pytest.mark.slow) for case in CASES]

@@ -19,8 +19,7 @@ import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
 from vitrail.inspection.attention.capture import capture_attention
-from vitrail.models.levit import LeViT, LeViTConfig
-from vitrail.models.names.levit_names import list_layers
+from vitrail.models.levit import LeViT, LeViTConfig, list_layers
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.distillation import has_distillation_head
 from vitrail.train.optim import freeze_all_but_last_blocks, list_weights, set_frozen_batch_norms_to_eval

@@ -20,7 +20,7 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
 from vitrail.checkpoint.config_from_shapes import infer_config
 from vitrail.inspection.attention.capture import capture_attention
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.train.optim import list_weights
 

@@ -15,7 +15,7 @@ from support.reference_logits import read_reference
 import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
-from vitrail.models.parts.vit_positions import sinusoid_simple
+from vitrail.models.parts.encoder import sinusoid_simple
 
 TOY: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 48, "depth": 2, "heads": 4, "classes": 5}
 NO_SIZE = r"google cannot store image_size=\(32, 32\), and its readers use \(224, 224\)"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.models.base.text_contract import TextModel
-from vitrail.models.catalog.catalog import load_built_in_families
+from vitrail.models.catalog.families import load_built_in_families
 
 FAMILIES = {family.name: family for family in load_built_in_families()}
 IMAGE_CASES = {case: (name, {"image_size": SIZE, "classes": 5, **own}) for case, (name, own) in CASES.items()}

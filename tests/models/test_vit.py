@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.base.errors import ConfigError
 from vitrail.layers.positions import sinusoid_2d
-from vitrail.models.parts.vit_positions import FIXED_TABLES
+from vitrail.models.parts.encoder import FIXED_TABLES
 from vitrail.models.vit import ViT, ViTConfig
 
 TOY = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, classes=5)

@@ -6,7 +6,7 @@ import pytest
 
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options.values import parse_field
-from vitrail.models.catalog.catalog import create, find_preset
+from vitrail.models.catalog.families import build_preset, find_preset
 from vitrail.recipes.recipe import (
     SECTIONS,
     Recipe,
@@ -38,7 +38,7 @@ def test_every_recipe_starts_with_its_command_and_its_model_builds(name: str) ->
     assert head[0].startswith(("# vitrail train", "# vitrail distill", "# vitrail study", "# vitrail pretrain"))
     assert len(head) > 2, "and with its measured result, or why there is none"
     if found.model:
-        create(found.model, **found.fields)
+        build_preset(found.model, **found.fields)
     else:
         find_preset("ViT-B/16")[0].configure(None, **found.fields)
 

@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.base.json_yaml import parse_yaml
 from vitrail.models import FAMILIES
-from vitrail.models.catalog.catalog import load_built_in_families
+from vitrail.models.catalog.families import load_built_in_families
 from vitrail.recipes.recipe import open_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"

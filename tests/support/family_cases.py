@@ -5,7 +5,7 @@ from typing import Any
 from support.noisy_weights import add_weight_noise, randomise_batch_norms
 
 from vitrail.models.base.contract import ImageModel
-from vitrail.models.catalog.catalog import load_family
+from vitrail.models.catalog.families import load_family
 
 SIZE = (32, 64)
 PLAIN: dict[str, Any] = {"patch_size": (8, 16), "width": 16, "heads": 2, "depth": 2}

@@ -11,7 +11,7 @@ from torch import nn
 import vitrail
 from vitrail.checkpoint.config_from_shapes import infer_config
 from vitrail.cli import build_app
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.train.run_folder import RunFolder
 
 

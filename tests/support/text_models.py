@@ -7,7 +7,7 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 from vitrail.models.base.text_contract import Memory, TextModel
-from vitrail.models.catalog.catalog import load_family
+from vitrail.models.catalog.families import load_family
 
 VOCABULARY, PAD = 23, 0
 SMALL: dict[str, Any] = {

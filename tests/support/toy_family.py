@@ -11,12 +11,19 @@ from torch import Tensor, nn
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.base.checkpoint_side import CheckpointSide, InferredConfig, SourceNames, TensorShapes
+from vitrail.models.base.checkpoint_side import (
+    CheckpointSide,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    make_entry,
+)
 from vitrail.models.base.checks import Size, check_fields, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import make_entry
-from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +46,7 @@ class Toy(ImageModel):
         super().__init__(config)
         patch, width = pair(config.patch_size), config.width
         self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes, self.heads = make_patch_sizes(patch, dynamic=False), (("mean", "head"),)
+        self.sizes, self.classifiers = make_patch_sizes(patch, dynamic=False), (("mean", "head"),)
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.pos_embed = nn.Parameter(torch.empty(1, self.grid[0] * self.grid[1], width))
         self.blocks = nn.ModuleList(Mlp(width, 2 * width) for _ in range(config.depth))

@@ -9,7 +9,7 @@ import torch
 import vitrail
 from vitrail.data.text.pairs import PairSplits, SentencePairs, open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.models.catalog.catalog import create
+from vitrail.models.catalog.families import build_preset
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.task_settings import TranslationSettings
 from vitrail.tasks.text_source import TextSource
@@ -50,7 +50,7 @@ def make_source(batch: int = 64, batch_tokens: int = 300, train: int = 120) -> T
 def make_model(name: str = "transformer_cpu", **fields: Any) -> Any:
     torch.manual_seed(0)
     sizes = LSTM_FIELDS if name.startswith("lstm") else FIELDS
-    return create(name, **{"vocabulary": make_tokenizer().vocabulary, **sizes, **fields})
+    return build_preset(name, **{"vocabulary": make_tokenizer().vocabulary, **sizes, **fields})
 
 
 def make_task(name: str = "transformer_cpu", **fields: Any) -> TranslationTask:

@@ -11,7 +11,7 @@ from support.noisy_weights import add_weight_noise
 import vitrail
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.models.base.text_contract import TextModel
-from vitrail.models.catalog.catalog import load_family
+from vitrail.models.catalog.families import load_family
 from vitrail.text_loading import LoadedTextModel
 
 SENTENCES = (

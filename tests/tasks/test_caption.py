@@ -30,7 +30,7 @@ from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.distributed import Ranks
 from vitrail.models.base.text_contract import Memory
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.recipes.recipe import OptimizationSettings, Recipe, open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

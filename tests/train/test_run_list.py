@@ -9,7 +9,7 @@ import pytest
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.tasks.metric import Metric
 from vitrail.train import log
 from vitrail.train.run_list import RecordedTask, make_run_table, read_run_summaries, read_run_summary

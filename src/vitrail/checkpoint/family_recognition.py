@@ -13,7 +13,7 @@ from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.name_table import PLACEHOLDER, compile_name_pattern
 from vitrail.models.base.checkpoint_side import SourceNames
 from vitrail.models.base.family import Family
-from vitrail.models.catalog import catalog
+from vitrail.models.catalog import families
 from vitrail.models.catalog.family_index import SourceEntry, list_family_entries
 
 FamilySource = tuple[Family, SourceNames]
@@ -22,10 +22,10 @@ TABLE_TOLERANCE = 1e-3  # tables may be stored in half precision
 
 
 def get_built_in_family(name: str, where: str) -> Family:
-    if name not in catalog.FAMILIES:
-        hint = unknown_name_error("family", name, catalog.FAMILIES)
+    if name not in families.FAMILIES:
+        hint = unknown_name_error("family", name, families.FAMILIES)
         raise CheckpointError(f"{where}: {hint} (pass family=… for a family from outside the package)")
-    return catalog.load_family(name)
+    return families.load_family(name)
 
 
 def list_sources(layout: str) -> list[FoundSource]:
@@ -36,7 +36,7 @@ def list_sources(layout: str) -> list[FoundSource]:
 def load_source(found: FoundSource) -> FamilySource:
     """Import the family of a name table."""
     name, entry = found
-    family = catalog.load_family(name)
+    family = families.load_family(name)
     return family, family.checkpoint.sources[entry.number]
 
 

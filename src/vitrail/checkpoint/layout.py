@@ -22,9 +22,8 @@ from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.torch_files import WRAPPER_KEYS
 from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.models.base.checkpoint_side import SourceNames
+from vitrail.models.base.checkpoint_side import NameEntry, SourceNames
 from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import NameEntry
 
 T = TypeVar("T")
 OWN_LAYOUT = "vitrail"

@@ -22,7 +22,7 @@ from vitrail.models.catalog.pretrained import (
     find_pretrained_weights,
     find_weights_by_repository,
     list_model_names,
-    read_pretrained_table,
+    list_weights_of_preset,
 )
 
 UNVERIFIED = "its weights were not verified"
@@ -174,7 +174,7 @@ def warn_about_license(weights: PretrainedWeights, name: str) -> None:
 
 def list_local_folders(weights: PretrainedWeights) -> list[Path]:
     """Folders in which a user can put the weights: by preset for the default ones, and by preset and tag for all."""
-    is_default = read_pretrained_table()[weights.preset][0] == weights
+    is_default = list_weights_of_preset(weights.preset)[0] == weights
     return [get_cache_folder() / name for name in ([weights.preset] if is_default else []) + [weights.name]]
 
 

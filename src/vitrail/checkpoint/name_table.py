@@ -8,7 +8,7 @@ from functools import cache
 from torch import Tensor
 
 from vitrail.base.errors import CheckpointError
-from vitrail.models.base.name_entries import NameEntry
+from vitrail.models.base.checkpoint_side import NameEntry
 
 PLACEHOLDER = re.compile("([#%~=*])")
 NUMBER_SHIFTS = {"%": 1, "~": -1}  # from our number to theirs

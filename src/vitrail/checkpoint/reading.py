@@ -44,7 +44,7 @@ from vitrail.data.images.class_names import IMAGENET, list_imagenet_labels
 from vitrail.models.base.checks import ImageConfig, pair
 from vitrail.models.base.contract import check_reads_images
 from vitrail.models.base.family import Family
-from vitrail.models.catalog import catalog
+from vitrail.models.catalog import families
 from vitrail.models.catalog.pretrained import PretrainedWeights, find_weights_by_file_name
 
 RUNNABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
@@ -78,7 +78,7 @@ def create(name: str, /, *, pretrained: bool | Any = False, **fields: Any) -> An
     >>> model.config.width, model.config.classes
     (192, 10)
     """
-    return load(name, **fields) if pretrained else catalog.create(name, **fields)
+    return load(name, **fields) if pretrained else families.build_preset(name, **fields)
 
 
 def load(
@@ -277,7 +277,7 @@ def translate_with_layout(
 
 def check_is_preset(description: Description, preset: str, where: str, place: Path) -> None:
     """Check that weights which somebody has put into the cache have the sizes of the preset that they are named by."""
-    family, expected = catalog.find_preset(preset)
+    family, expected = families.find_preset(preset)
     found, sizes = {"family": description.family}, {"family": family.name}
     if description.family == family.name:
         sizes = {name: value for name, value in asdict(expected).items() if name in SIZE_FIELDS}

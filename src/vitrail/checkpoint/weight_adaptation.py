@@ -80,7 +80,7 @@ def adapt_weights(
     policy: ResamplingPolicy,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Make the tensors of the target from those of the source: unchanged, resized, or zero in a new head."""
-    heads = tuple(f"{module}." for _, module in target.heads) if isinstance(target, ImageModel) else ()
+    heads = tuple(f"{module}." for _, module in target.classifiers) if isinstance(target, ImageModel) else ()
     adapted = dict[str, Tensor]()
     matched, resized, initialised = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():

@@ -28,7 +28,7 @@ from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import Model, unwrap_compiled
 from vitrail.models.base.family import Family
-from vitrail.models.catalog.catalog import find_config_family
+from vitrail.models.catalog.families import find_config_family
 from vitrail.models.text.caption_model import CaptionModel
 
 GELU_NAMES = ("gelu", "gelu_tanh", "quick_gelu")

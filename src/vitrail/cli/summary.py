@@ -85,7 +85,7 @@ def summary(
         inspect_file,
     )
     from vitrail.inspection.summary import summarize
-    from vitrail.models.catalog.catalog import is_external_family_name
+    from vitrail.models.catalog.external_families import is_external_family_name
     from vitrail.opening import build_without_weights
 
     report, texts, found = dict[str, Any](), list[str](), None

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, missing_package_error
 from vitrail.models.base.text_contract import TextModel
-from vitrail.models.text.text_layers import NORM_EPS, DecoderLayer, EncoderLayer
-from vitrail.models.text.text_stacks import TextStacks
+from vitrail.models.text.layers import NORM_EPS, DecoderLayer, EncoderLayer, TransformerParts
 from vitrail.models.text.token_embedding import SequencePositions
 
 if TYPE_CHECKING:
@@ -27,14 +26,14 @@ def import_ctranslate2() -> Any:
     return ctranslate2
 
 
-def find_exportable_stacks(model: TextModel) -> TextStacks:
-    """The stacks of a model; an error for one that CTranslate2 cannot represent."""
-    stacks, kind = model.find_stacks(), type(model).__name__
-    if stacks is None:
+def find_exportable_parts(model: TextModel) -> TransformerParts:
+    """The encoder and decoder of a model; an error for one that CTranslate2 cannot represent."""
+    parts, kind = model.find_transformer_parts(), type(model).__name__
+    if parts is None:
         raise ConfigError(
             f"CTranslate2 cannot run this {kind}; expected a Transformer with an encoder and a decoder of text"
         )
-    sizes = stacks.sizes
+    sizes = parts.sizes
     if sizes.score == "additive":
         raise ConfigError(f"CTranslate2 cannot run this {kind}: its `score` is additive; expected scaled_dot or dot")
     if sizes.key_width != sizes.value_width:
@@ -42,7 +41,7 @@ def find_exportable_stacks(model: TextModel) -> TextStacks:
             f"CTranslate2 cannot run this {kind}: its `key_width` is {sizes.key_width} and its `value_width` "
             f"{sizes.value_width}; expected equal ones"
         )
-    return stacks
+    return parts
 
 
 def build_spec(model: TextModel, tokenizer: "TextTokenizer") -> Any:
@@ -50,8 +49,8 @@ def build_spec(model: TextModel, tokenizer: "TextTokenizer") -> Any:
     import_ctranslate2()
     from ctranslate2.specs import TransformerSpec, common_spec, transformer_spec
 
-    stacks = find_exportable_stacks(model)
-    sizes = stacks.sizes
+    parts = find_exportable_parts(model)
+    sizes = parts.sizes
     given: dict[str, Any] = {
         "num_heads": sizes.heads,
         "pre_norm": sizes.pre_norm,
@@ -59,12 +58,12 @@ def build_spec(model: TextModel, tokenizer: "TextTokenizer") -> Any:
         "head_dim": sizes.key_width,
     }
     spec: Any = TransformerSpec(
-        transformer_spec.TransformerEncoderSpec(len(stacks.encoder), **given),
-        transformer_spec.TransformerDecoderSpec(len(stacks.decoder), **given),
+        transformer_spec.TransformerEncoderSpec(len(parts.encoder), **given),
+        transformer_spec.TransformerDecoderSpec(len(parts.decoder), **given),
     )
     sides = (
-        (spec.encoder, stacks.encoder, stacks.source_positions, stacks.encoder_norm),
-        (spec.decoder, stacks.decoder, stacks.target_positions, stacks.decoder_norm),
+        (spec.encoder, parts.encoder, parts.source_positions, parts.encoder_norm),
+        (spec.decoder, parts.decoder, parts.target_positions, parts.decoder_norm),
     )
     for part, layers, positions, norm in sides:
         part.position_encodings.encodings = read_positions(positions)
@@ -72,10 +71,10 @@ def build_spec(model: TextModel, tokenizer: "TextTokenizer") -> Any:
             fill_norm(part.layer_norm, norm)
         for own, layer in zip(part.layer, layers, strict=True):
             fill_layer(own, layer, scale=None if sizes.score == "scaled_dot" else 1.0)
-    spec.encoder.embeddings[0].weight = to_array(stacks.source_embed.weight)
-    spec.decoder.embeddings.weight = to_array(stacks.target_embed.weight)
-    table, bias = stacks.output.weight, stacks.output.bias
-    spec.decoder.projection.weight = to_array(stacks.target_embed.weight if table is None else table)
+    spec.encoder.embeddings[0].weight = to_array(parts.source_embed.weight)
+    spec.decoder.embeddings.weight = to_array(parts.target_embed.weight)
+    table, bias = parts.output.weight, parts.output.bias
+    spec.decoder.projection.weight = to_array(parts.target_embed.weight if table is None else table)
     spec.decoder.projection.bias = forbid_tokens(
         np.zeros(tokenizer.vocabulary, np.float32) if bias is None else to_array(bias), tokenizer
     )

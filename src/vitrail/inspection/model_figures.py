@@ -45,7 +45,7 @@ from vitrail.inspection.representation.token_statistics import (
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.contract import ImageModel
-from vitrail.models.parts.reduced_attention import ReducedGrid
+from vitrail.models.parts.attention import ReducedGrid
 from vitrail.models.parts.windows import Windows
 from vitrail.predict.predictor import Predictor
 

@@ -118,7 +118,7 @@ class ForwardTrace:
             module.register_forward_hook(self.after_forward)
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 module.eval()  # one image has no statistics for a map of one place
-        for _, head in twin.heads if isinstance(twin, ImageModel) else ():
+        for _, head in twin.classifiers if isinstance(twin, ImageModel) else ():
             twin.get_submodule(head).eval()  # nor for its pooled features
         with FlopCounterMode(display=False) as self.counter, torch.no_grad():
             if (

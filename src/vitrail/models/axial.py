@@ -19,11 +19,9 @@ from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class Axial(ImageModel):
         width, patch = config.width, pair(config.patch_size)
         self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.heads = (("mean", "head"),) if config.classes else ()
+        self.classifiers = (("mean", "head"),) if config.classes else ()
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
@@ -214,5 +212,7 @@ SIZES = {
     "base": AxialConfig(),
 }
 PATCH_SIZES = {"tiny": (16, 8, 4), "small": (16, 8, 4), "base": (16, 8)}  # rows of 14, 28 and 56 tokens
-PRESETS = {f"axial_{s}_patch{p}_224": replace(SIZES[s], patch_size=p) for s in SIZES for p in PATCH_SIZES[s]}
+PRESETS = Presets(
+    lambda: {f"axial_{s}_patch{p}_224": replace(SIZES[s], patch_size=p) for s in SIZES for p in PATCH_SIZES[s]}
+)
 FAMILY = Family(name="axial", config=AxialConfig, build=Axial, presets=PRESETS)

@@ -18,18 +18,21 @@ from vitrail.layers.attention import SelfAttention, join_masks
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    THREE_PARTS,
+    TWO_PARTS,
+    TensorTransform,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import THREE_PARTS, TWO_PARTS, TensorTransform, make_entry, make_same_name_entries
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.base.init import init_scaled_layers
 from vitrail.models.names import encoder_names, hf_names
-from vitrail.models.names.tensor_shapes import get_tensor_shape
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.config_fields import EncoderConfig
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
-from vitrail.models.parts.qv_bias import KeylessBiasLinear
-from vitrail.models.parts.scaled_init import init_scaled_layers
+from vitrail.models.parts.attention import KeylessBiasLinear
+from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class Beit(ImageModel):
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
         mean = config.pool == "mean_norm"
         self.classifier_tokens = () if mean else ("class",)
-        self.heads = (("mean" if mean else "class", "head"),) if config.classes else ()
+        self.classifiers = (("mean" if mean else "class", "head"),) if config.classes else ()
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_drop = nn.Dropout(config.dropout)
@@ -156,12 +159,14 @@ class ClassOffsetBias(nn.Module):
 
 
 BASE, LARGE = BeitConfig(), BeitConfig(width=1024, depth=24, heads=16)
-PRESETS = {
-    **{f"beit_base_patch16_{px}": replace(BASE, image_size=px, layer_scale=0.1) for px in (224, 384)},
-    **{f"beit_large_patch16_{px}": replace(LARGE, image_size=px) for px in (224, 384, 512)},
-    "beitv2_base_patch16_224": BASE,
-    "beitv2_large_patch16_224": LARGE,
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"beit_base_patch16_{px}": replace(BASE, image_size=px, layer_scale=0.1) for px in (224, 384)},
+        **{f"beit_large_patch16_{px}": replace(LARGE, image_size=px) for px in (224, 384, 512)},
+        "beitv2_base_patch16_224": BASE,
+        "beitv2_large_patch16_224": LARGE,
+    }
+)
 ALIASES = {
     **{f"BEiT-B/16{'' if px == 224 else f'@{px}'}": f"beit_base_patch16_{px}" for px in (224, 384)},
     **{f"BEiT-L/16{'' if px == 224 else f'@{px}'}": f"beit_large_patch16_{px}" for px in (224, 384, 512)},

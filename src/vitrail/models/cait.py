@@ -18,16 +18,19 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    TWO_PARTS,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import RATE, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
-from vitrail.models.base.name_entries import TWO_PARTS, make_entry, make_same_name_entries
 from vitrail.models.names import encoder_names
-from vitrail.models.names.tensor_shapes import count_distinct_numbers_in_names, get_tensor_shape
-from vitrail.models.parts.config_fields import EncoderConfig
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import EncoderConfig, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class CaiT(ImageModel):
         class_blocks = (f"blocks_token_only.{layer}" for layer in range(config.class_depth))
         self.levels = (replace(level, blocks=(*level.blocks, *class_blocks)),)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width))
@@ -171,7 +174,9 @@ SIZES = {  # heads are 48 wide
 }
 RESOLUTIONS = {"xxs24": (224, 384), "xxs36": (224, 384), "s24": (224, 384), "m48": (448,)}
 PUBLISHED = [(size, pixels) for size in SIZES for pixels in RESOLUTIONS.get(size, (384,))]
-PRESETS = {f"cait_{size}_{pixels}": replace(SIZES[size], image_size=pixels) for size, pixels in PUBLISHED}
+PRESETS = Presets(
+    lambda: {f"cait_{size}_{pixels}": replace(SIZES[size], image_size=pixels) for size, pixels in PUBLISHED}
+)
 ALIASES = {
     f"CaiT-{size.upper()}{'' if pixels == 224 else f'@{pixels}'}": f"cait_{size}_{pixels}" for size, pixels in PUBLISHED
 }

@@ -19,10 +19,9 @@ from vitrail.layers.positions import Grid, resample, sinusoid_1d
 from vitrail.models.base.checkpoint_side import CheckpointSide
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.encoder import make_blocks, make_head, zero_head
 
 NEIGHBOUR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
 
@@ -83,7 +82,7 @@ class CCT(ImageModel):
         width, mlp_width = config.width, config.mlp_width or 2 * config.width
         self.levels = make_single_level(pair(config.image_size), config.patch, width, config.depth)
         self.sizes = make_patch_sizes(config.patch, dynamic=config.dynamic)
-        self.heads = (("map", "head"),) if config.classes else ()
+        self.classifiers = (("map", "head"),) if config.classes else ()
         if config.neighbours:
             self.no_dropping_reason = "its attention needs the offset between any two tokens"
         widths = (config.channels, *config.stem, width)
@@ -224,15 +223,17 @@ class LocalAttention(SelfAttention):
 SMALL = CCTConfig(width=128, heads=2, mlp_width=128)
 LARGE = CCTConfig(kernel=7, stride=2, width=384, depth=14, heads=6, mlp_width=1152, image_size=224, classes=1000)
 CPU = CCTConfig(stem=(48, 96), pools=2, batch_norm=True, width=128, depth=4, heads=8, published=False, neighbours=True)
-PRESETS = {  # cct_depth_kernel×convolutions_pixels
-    "cct_2_3x2_32": replace(SMALL, depth=2),
-    "cct_4_3x2_32": replace(SMALL, depth=4),
-    "cct_6_3x1_32": CCTConfig(stem=(), depth=6),
-    "cct_7_3x1_32": CCTConfig(stem=()),
-    "cct_7_3x2_32": CCTConfig(),
-    "cct_14_7x2_224": LARGE,
-    "cct_14_7x2_384": replace(LARGE, image_size=384),
-    "cct_cpu_32": replace(CPU, dynamic=True),  # ours: 0.7 M parameters, trains in half an hour on two cores
-}
+PRESETS = Presets(
+    lambda: {  # cct_depth_kernel×convolutions_pixels
+        "cct_2_3x2_32": replace(SMALL, depth=2),
+        "cct_4_3x2_32": replace(SMALL, depth=4),
+        "cct_6_3x1_32": CCTConfig(stem=(), depth=6),
+        "cct_7_3x1_32": CCTConfig(stem=()),
+        "cct_7_3x2_32": CCTConfig(),
+        "cct_14_7x2_224": LARGE,
+        "cct_14_7x2_384": replace(LARGE, image_size=384),
+        "cct_cpu_32": replace(CPU, dynamic=True),  # ours: 0.7 M parameters, trains in half an hour on two cores
+    }
+)
 CHECKPOINT = CheckpointSide(resampled={"pos_embed": "grid"})  # `offsets` has another shape than in a ViT
 FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS, checkpoint=CHECKPOINT)

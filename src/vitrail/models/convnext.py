@@ -18,17 +18,22 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    IDENTITY,
+    NameEntry,
+    TensorTransform,
+    count_stage_blocks,
+    describe_stages,
+    get_tensor_shape,
+    make_entry,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small
-from vitrail.models.base.name_entries import IDENTITY, NameEntry, TensorTransform, make_entry
 from vitrail.models.names.hf_names import make_hf_heading
-from vitrail.models.names.tensor_shapes import count_stage_blocks, describe_stages, get_tensor_shape
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.convnet import ConvNet
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.stages import check_stages
+from vitrail.models.parts.encoder import make_head, scale_rate, zero_head
+from vitrail.models.parts.stages import ConvNet, check_stages
 
 NORM_EPS, KERNEL = 1e-6, 7
 
@@ -74,7 +79,7 @@ class ConvNeXt(ConvNet):
         super().__init__(config)
         self.levels, least = make_levels(config), 2 * config.last_stride  # more than one position in the last map
         self.sizes = ImageSizes(multiple=(1, 1), minimum=(least, least))
-        self.heads = (("mean", "head.fc"),) if config.classes else ()
+        self.classifiers = (("mean", "head.fc"),) if config.classes else ()
         first, patch = config.widths[0], config.patch_size
         self.stem = nn.Sequential(nn.Conv2d(config.channels, first, patch, patch), ChannelNorm(first))
         self.stages, count = nn.ModuleList(), 0
@@ -156,17 +161,19 @@ class ConvNeXtBlock(nn.Module):
 
 SMALL = ConvNeXtConfig(stages=(2, 2, 6, 2))  # timm's sizes, smaller than the authors'
 LARGE = ConvNeXtConfig(stages=(3, 3, 27, 3))
-PRESETS = {
-    "convnext_atto": replace(SMALL, widths=(40, 80, 160, 320)),
-    "convnext_femto": replace(SMALL, widths=(48, 96, 192, 384)),
-    "convnext_pico": replace(SMALL, widths=(64, 128, 256, 512)),
-    "convnext_nano": replace(SMALL, widths=(80, 160, 320, 640), stages=(2, 2, 8, 2)),
-    "convnext_tiny": ConvNeXtConfig(),
-    "convnext_small": LARGE,
-    "convnext_base": replace(LARGE, widths=(128, 256, 512, 1024)),
-    "convnext_large": replace(LARGE, widths=(192, 384, 768, 1536)),
-    "convnext_xlarge": replace(LARGE, widths=(256, 512, 1024, 2048)),
-}
+PRESETS = Presets(
+    lambda: {
+        "convnext_atto": replace(SMALL, widths=(40, 80, 160, 320)),
+        "convnext_femto": replace(SMALL, widths=(48, 96, 192, 384)),
+        "convnext_pico": replace(SMALL, widths=(64, 128, 256, 512)),
+        "convnext_nano": replace(SMALL, widths=(80, 160, 320, 640), stages=(2, 2, 8, 2)),
+        "convnext_tiny": ConvNeXtConfig(),
+        "convnext_small": LARGE,
+        "convnext_base": replace(LARGE, widths=(128, 256, 512, 1024)),
+        "convnext_large": replace(LARGE, widths=(192, 384, 768, 1536)),
+        "convnext_xlarge": replace(LARGE, widths=(256, 512, 1024, 2048)),
+    }
+)
 LETTERS = {"tiny": "T", "small": "S", "base": "B", "large": "L", "xlarge": "XL"}
 ALIASES = {f"ConvNeXt-{letter}": f"convnext_{size}" for size, letter in LETTERS.items()}
 

@@ -17,20 +17,19 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_used, pair
-from vitrail.models.base.contract import ImageSizes, Level
-from vitrail.models.base.family import Family
-from vitrail.models.base.init import init_small_linear
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
-from vitrail.models.names.tensor_shapes import (
+from vitrail.models.base.checkpoint_side import (
     count_classes,
     count_distinct_numbers_in_names,
     count_stage_blocks,
     get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
 )
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_used, pair
+from vitrail.models.base.contract import ImageSizes, Level
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.base.init import init_small_linear
+from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
 from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.windows import MaskedWindowAttention, Windows, check_windows, look_up_offsets
 
@@ -97,7 +96,7 @@ class CrossFormer(StagedModel):
         super().__init__(config)
         self.levels = make_levels(config)
         self.sizes = ImageSizes(multiple=self.levels[-1].stride, minimum=self.levels[-1].stride)
-        self.heads = (("mean", "head"),) if config.classes else ()
+        self.classifiers = (("mean", "head"),) if config.classes else ()
         self.patch_embed = CrossScaleEmbed(config.channels, config.widths[0], config.kernels)
         self.pos_drop = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(CrossFormerStage(config, stage) for stage in range(len(config.stages)))
@@ -263,16 +262,18 @@ def add_cooling(config: CrossFormerConfig, stages: tuple[int, ...] = BASE.stages
     return replace(config, stages=stages, windows=(4, 4, 14, 7), intervals=(4, 2, 1, 1), cooling=True)
 
 
-PRESETS = {
-    "crossformer_tiny_patch4_group7_224": TINY,
-    "crossformer_small_patch4_group7_224": SMALL,
-    "crossformer_base_patch4_group7_224": BASE,
-    "crossformer_large_patch4_group7_224": LARGE,
-    "crossformer_pp_small_patch4_group_const_224": add_cooling(TINY),
-    "crossformer_pp_base_patch4_group_const_224": add_cooling(BASE),
-    "crossformer_pp_large_patch4_group_const_224": add_cooling(LARGE),
-    "crossformer_pp_huge_patch4_group_const_224": add_cooling(LARGE, stages=(6, 6, 18, 2)),
-}
+PRESETS = Presets(
+    lambda: {
+        "crossformer_tiny_patch4_group7_224": TINY,
+        "crossformer_small_patch4_group7_224": SMALL,
+        "crossformer_base_patch4_group7_224": BASE,
+        "crossformer_large_patch4_group7_224": LARGE,
+        "crossformer_pp_small_patch4_group_const_224": add_cooling(TINY),
+        "crossformer_pp_base_patch4_group_const_224": add_cooling(BASE),
+        "crossformer_pp_large_patch4_group_const_224": add_cooling(LARGE),
+        "crossformer_pp_huge_patch4_group_const_224": add_cooling(LARGE, stages=(6, 6, 18, 2)),
+    }
+)
 ALIASES = {
     **{f"CrossFormer-{s[0].upper()}": f"crossformer_{s}_patch4_group7_224" for s in ("tiny", "small", "base", "large")},
     **{

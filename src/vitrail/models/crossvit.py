@@ -17,16 +17,18 @@ from vitrail.layers.attention import AttentionLayer, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_images, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
-from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
-from vitrail.models.parts.blocks import make_blocks, scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import DropRates, make_blocks, prepend_tokens, scale_rate, zero_head
 
 STEM_STRIDES = {12: (4, 3, 1), 16: (4, 2, 2)}  # of three convolutions, by patch size
 TURNS = ((0, 1), (1, 0))  # the branch whose class token changes, and the one that it attends to
@@ -71,7 +73,7 @@ class CrossViT(ImageModel):
     def __init__(self, config: CrossViTConfig) -> None:
         super().__init__(config)
         image, eps = pair(config.image_size), config.norm_eps
-        grids = [count_patches(image, *branch) for branch in zip(config.patch_sizes, config.scales, strict=True)]
+        grids = [find_scaled_grid(image, *branch) for branch in zip(config.patch_sizes, config.scales, strict=True)]
         self.levels = tuple(
             Level(
                 grid=grid,
@@ -82,7 +84,7 @@ class CrossViT(ImageModel):
             for branch, grid in enumerate(grids)
         )
         self.sizes = ImageSizes(multiple=(1, 1) if config.dynamic else None)
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
         self.first_filters = f"patch_embed.0.proj{'.0' if config.convolutions else ''}.weight"
         self.patch_embed = nn.ModuleList(
             BranchEmbed(*kind, config.channels, convolutions=config.convolutions)
@@ -140,7 +142,7 @@ class CrossViT(ImageModel):
         self.check_images(images)
         for number, embed in enumerate(self.patch_embed):
             patch = config.patch_sizes[number]
-            grid = count_patches((images.shape[2], images.shape[3]), patch, config.scales[number])
+            grid = find_scaled_grid((images.shape[2], images.shape[3]), patch, config.scales[number])
             patches = embed(resize(images, (patch * grid[0], patch * grid[1])))
             table = resample(self.get_parameter(f"pos_embed_{number}"), self.levels[number].grid, grid)
             token = self.get_parameter(f"cls_token_{number}")
@@ -162,7 +164,7 @@ def list_branch_blocks(branch: int, depth: int, branch_depth: int) -> tuple[str,
     return tuple(name.format(layer) for layer in range(depth) for name in names)
 
 
-def count_patches(image: tuple[int, int], patch: int, scale: float) -> Grid:
+def find_scaled_grid(image: tuple[int, int], patch: int, scale: float) -> Grid:
     """Rows and columns of patches in the scaled image, rounded to whole patches."""
     return (max(round(image[0] * scale / patch), 1), max(round(image[1] * scale / patch), 1))
 
@@ -304,11 +306,16 @@ SIZES = {
     "18": make_size(224, 7, mlp_ratio=3, depth=6),
 }
 DAGGER = {name: replace(SIZES[name], convolutions=True) for name in ("9", "15", "18")}
-PRESETS = {
-    **{f"crossvit_{name}_240": config for name, config in SIZES.items()},
-    **{f"crossvit_{name}_dagger_240": config for name, config in DAGGER.items()},
-    **{f"crossvit_{n}_dagger_408": replace(DAGGER[n], image_size=408, scales=(1.0, 384 / 408)) for n in ("15", "18")},
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"crossvit_{name}_240": config for name, config in SIZES.items()},
+        **{f"crossvit_{name}_dagger_240": config for name, config in DAGGER.items()},
+        **{
+            f"crossvit_{n}_dagger_408": replace(DAGGER[n], image_size=408, scales=(1.0, 384 / 408))
+            for n in ("15", "18")
+        },
+    }
+)
 LETTERS = {"tiny": "Ti", "small": "S", "base": "B"}
 ALIASES = {
     **{f"CrossViT-{LETTERS.get(name, name)}": f"crossvit_{name}_240" for name in SIZES},

@@ -16,23 +16,21 @@ from vitrail.layers.attention import split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
-from vitrail.models.base.contract import ImageModel, ImageSizes, Level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
-from vitrail.models.names.convnet_names import BATCH_NORM_PARTS
-from vitrail.models.names.tensor_shapes import (
+from vitrail.models.base.checkpoint_side import (
+    BATCH_NORM_PARTS,
     count_stage_blocks,
     describe_stages,
     find_published_heads,
     get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
 )
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.conv_tokens import ConvEmbed
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
-from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.base.contract import ImageModel, ImageSizes, Level
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.parts.attention import ReducedGrid, TwoGridAttention
+from vitrail.models.parts.convolutions import ConvEmbed
+from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, scale_rate, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
 
 NORM_EPS = 1e-5
@@ -99,7 +97,7 @@ class CvT(ImageModel):
         kernel, padding = describe_kernel(config.stride)
         self.sizes = ImageSizes(multiple=(1, 1), minimum=pair(kernel - 2 * padding))
         self.prefix_level = len(config.stages) - 1
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
         embed = ConvEmbed(config.channels, config.widths[0], kernel, config.stride, padding)
         for stage, width in enumerate(config.widths):
             is_last = stage == self.prefix_level
@@ -229,13 +227,15 @@ class ConvProjectedAttention(TwoGridAttention):
         return q / sqrt(self.heads), k, v, mask
 
 
-PRESETS = {
-    "cvt_13_224": CvTConfig(),
-    "cvt_13_384": CvTConfig(image_size=384),
-    "cvt_21_224": CvTConfig(stages=(1, 4, 16)),
-    "cvt_21_384": CvTConfig(image_size=384, stages=(1, 4, 16)),
-    "cvt_w24_384": CvTConfig(image_size=384, stages=(2, 2, 20), widths=(192, 768, 1024), heads=(3, 12, 16)),
-}
+PRESETS = Presets(
+    lambda: {
+        "cvt_13_224": CvTConfig(),
+        "cvt_13_384": CvTConfig(image_size=384),
+        "cvt_21_224": CvTConfig(stages=(1, 4, 16)),
+        "cvt_21_384": CvTConfig(image_size=384, stages=(1, 4, 16)),
+        "cvt_w24_384": CvTConfig(image_size=384, stages=(2, 2, 20), widths=(192, 768, 1024), heads=(3, 12, 16)),
+    }
+)
 ALIASES = {
     **{f"CvT-{size}": f"cvt_{size}_224" for size in (13, 21)},
     **{f"CvT-{size}@384": f"cvt_{size}_384" for size in (13, 21)},

@@ -18,18 +18,18 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    list_batch_norm_names,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
-from vitrail.models.base.name_entries import make_same_name_entries
 from vitrail.models.names import encoder_names
-from vitrail.models.names.convnet_names import list_batch_norm_names
-from vitrail.models.names.tensor_shapes import count_distinct_numbers_in_names, get_tensor_shape
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import DropRates, make_blocks, make_head, prepend_tokens, zero_head
 
 STEM_WIDTH = 64  # channels of the convolutional stem, the same in every size
 
@@ -70,7 +70,7 @@ class DeepViT(ImageModel):
         width, patch, eps = config.width, pair(config.patch_size), config.norm_eps
         self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
         if config.stem == "convolutions":
             self.first_filters = "patch_embed.conv1.weight"
             self.no_masking_reason = "the convolutions of its stem mix patches before they become tokens"
@@ -173,12 +173,14 @@ class ReAttention(SelfAttention):
 
 PLAIN = DeepViTConfig()
 CONV = DeepViTConfig(stem="convolutions", branch_scale=0.5)
-PRESETS = {
-    **{f"deepvit_patch16_224_re_attn_{depth}b": replace(PLAIN, depth=depth) for depth in (16, 24, 32)},
-    "deepvit_S": replace(CONV, width=396, reattending=5, scaled_maps=True),
-    "deepvit_L": replace(CONV, width=420, depth=32, reattending=12),
-    "deepvit_L_384": replace(CONV, width=420, depth=32, reattending=12, image_size=384),
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"deepvit_patch16_224_re_attn_{depth}b": replace(PLAIN, depth=depth) for depth in (16, 24, 32)},
+        "deepvit_S": replace(CONV, width=396, reattending=5, scaled_maps=True),
+        "deepvit_L": replace(CONV, width=420, depth=32, reattending=12),
+        "deepvit_L_384": replace(CONV, width=420, depth=32, reattending=12, image_size=384),
+    }
+)
 ALIASES = {
     **{f"DeepViT-{depth}B": f"deepvit_patch16_224_re_attn_{depth}b" for depth in (16, 24, 32)},
     "DeepViT-S": "deepvit_S",

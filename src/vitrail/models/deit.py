@@ -14,16 +14,13 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import make_entry
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.base.name_entries import make_entry
 from vitrail.models.names import encoder_names, hf_names
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import DropRates, make_blocks, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +63,8 @@ class DeiT(ImageModel):
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
         self.prefix_tokens = ("class", "distill") if config.distilled else ("class",)
         self.classifier_tokens = self.prefix_tokens if config.answer == "both" else (config.answer,)
-        heads = (("class", "head"), ("distill", "head_dist"))
-        self.heads = heads[: self.prefix] if config.classes else ()
+        classifiers = (("class", "head"), ("distill", "head_dist"))
+        self.classifiers = classifiers[: self.prefix] if config.classes else ()
         positions = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
 
         self.patch_embed = PatchEmbed(width, patch, config.channels)
@@ -126,16 +123,18 @@ DEIT3_SIZES = {
     "base": DEIT3,
     "large": replace(DEIT3, width=1024, depth=24, heads=16),
 }
-PRESETS = {
-    **{f"deit_{s}_patch16_{px}": replace(SIZES[s], image_size=px) for s in SIZES for px in (224, 384)},
-    **{
-        f"deit_{s}_distilled_patch16_{px}": replace(SIZES[s], image_size=px, distilled=True)
-        for s in SIZES
-        for px in (224, 384)
-    },
-    **{f"deit3_{s}_patch16_{px}": replace(DEIT3_SIZES[s], image_size=px) for s in DEIT3_SIZES for px in (224, 384)},
-    "deit3_huge_patch14_224": replace(DEIT3, width=1280, depth=32, heads=16, patch_size=14),
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"deit_{s}_patch16_{px}": replace(SIZES[s], image_size=px) for s in SIZES for px in (224, 384)},
+        **{
+            f"deit_{s}_distilled_patch16_{px}": replace(SIZES[s], image_size=px, distilled=True)
+            for s in SIZES
+            for px in (224, 384)
+        },
+        **{f"deit3_{s}_patch16_{px}": replace(DEIT3_SIZES[s], image_size=px) for s in DEIT3_SIZES for px in (224, 384)},
+        "deit3_huge_patch14_224": replace(DEIT3, width=1280, depth=32, heads=16, patch_size=14),
+    }
+)
 ALIASES = {
     "DeiT-Ti": "deit_tiny_patch16_224",
     "DeiT-S": "deit_small_patch16_224",

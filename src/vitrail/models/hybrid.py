@@ -15,19 +15,15 @@ from torch import Tensor, nn
 
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import count_stage_blocks, get_tensor_shape, make_same_name_entries
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers, lecun_normal_
-from vitrail.models.base.name_entries import make_same_name_entries
 from vitrail.models.names import encoder_names
 from vitrail.models.names.flax_names import make_resnet_entries
-from vitrail.models.names.tensor_shapes import count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
-from vitrail.models.parts.same_padding import MaxPoolSame, pad_same
+from vitrail.models.parts.convolutions import MaxPoolSame, pad_same
+from vitrail.models.parts.encoder import DropRates, make_blocks, make_head, prepend_tokens, zero_head
 
 Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
 
@@ -71,7 +67,7 @@ class Hybrid(ImageModel):
         self.levels = make_single_level(pair(config.image_size), config.stride, width, config.depth)
         self.sizes = make_patch_sizes(config.stride, dynamic=config.dynamic)
         self.prefix_tokens = self.classifier_tokens = ("class",)
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
 
         self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels, config.constants)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
@@ -210,17 +206,19 @@ TINY = HybridConfig(stages=(), patch_size=8, width=192, heads=3)
 SMALL = HybridConfig(stages=R26, width=384, heads=6)
 BASE = HybridConfig()  # R50 with its third and fourth stage merged
 LARGE = HybridConfig(stages=R50, width=1024, depth=24, heads=16)
-PRESETS = {
-    "vit_tiny_r_s16_p8_224": TINY,
-    "vit_tiny_r_s16_p8_384": replace(TINY, image_size=384),
-    "vit_small_r26_s32_224": SMALL,
-    "vit_small_r26_s32_384": replace(SMALL, image_size=384),
-    "vit_base_r26_s32_224": replace(BASE, stages=R26),
-    "vit_base_r50_s16_224": BASE,
-    "vit_base_r50_s16_384": replace(BASE, image_size=384),
-    "vit_large_r50_s32_224": LARGE,
-    "vit_large_r50_s32_384": replace(LARGE, image_size=384),
-}
+PRESETS = Presets(
+    lambda: {
+        "vit_tiny_r_s16_p8_224": TINY,
+        "vit_tiny_r_s16_p8_384": replace(TINY, image_size=384),
+        "vit_small_r26_s32_224": SMALL,
+        "vit_small_r26_s32_384": replace(SMALL, image_size=384),
+        "vit_base_r26_s32_224": replace(BASE, stages=R26),
+        "vit_base_r50_s16_224": BASE,
+        "vit_base_r50_s16_384": replace(BASE, image_size=384),
+        "vit_large_r50_s32_224": LARGE,
+        "vit_large_r50_s32_384": replace(LARGE, image_size=384),
+    }
+)
 ALIASES = {
     "R+ViT-Ti/16": "vit_tiny_r_s16_p8_224",
     "R+ViT-Ti/16@384": "vit_tiny_r_s16_p8_384",

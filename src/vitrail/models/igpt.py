@@ -17,14 +17,21 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import causal_mask, merge_heads
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.base.checkpoint_side import CheckpointSide, ConfigFields, InferredConfig, SourceNames, TensorShapes
+from vitrail.models.base.checkpoint_side import (
+    CheckpointSide,
+    ConfigFields,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    TensorTransform,
+    get_tensor_shape,
+    make_entry,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import TensorTransform, make_entry
-from vitrail.models.names.tensor_shapes import get_tensor_shape
-from vitrail.models.parts.head import make_head
-from vitrail.models.text.key_values import KeyValues
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.parts.encoder import make_head
+from vitrail.models.text.decoder import KeyValues
 
 NORM_EPS = 1e-5
 
@@ -69,7 +76,7 @@ class IGPT(ImageModel):
         width, size, used = config.width, pair(config.image_size), config.feature_blocks
         self.levels = make_single_level(size, (1, 1), width, used)  # the blocks that `forward` runs
         self.sizes = make_patch_sizes((1, 1), dynamic=config.dynamic)
-        self.heads = (("mean", "head"),) if config.classes else ()
+        self.classifiers = (("mean", "head"),) if config.classes else ()
         self.final_norm = (
             f"blocks.{used}.norm1" if used < config.depth else "norm"
         )  # of the layer above, as the authors
@@ -256,12 +263,14 @@ def make_cube_palette(colours: int, channels: int) -> Tensor:
     return cube[torch.linspace(0, len(cube) - 1, colours).round().long()]
 
 
-PRESETS = {
-    "igpt_small": IGPTConfig(),
-    "igpt_medium": IGPTConfig(width=1024, depth=36),
-    "igpt_large": IGPTConfig(width=1536, depth=48, heads=16),
-    "igpt_cpu": IGPTConfig(image_size=16, colours=64, width=128, depth=8, heads=4),  # ours
-}
+PRESETS = Presets(
+    lambda: {
+        "igpt_small": IGPTConfig(),
+        "igpt_medium": IGPTConfig(width=1024, depth=36),
+        "igpt_large": IGPTConfig(width=1536, depth=48, heads=16),
+        "igpt_cpu": IGPTConfig(image_size=16, colours=64, width=128, depth=8, heads=4),  # ours
+    }
+)
 ALIASES = {"iGPT-S": "igpt_small", "iGPT-M": "igpt_medium", "iGPT-L": "igpt_large"}
 PUBLISHED_HEADS = {preset.width: preset.heads for name, preset in PRESETS.items() if name != "igpt_cpu"}
 

@@ -20,12 +20,9 @@ from vitrail.layers.positions import Grid, resample
 from vitrail.models.base.checkpoint_side import RESAMPLED, CheckpointSide
 from vitrail.models.base.checks import check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.config_fields import EncoderConfig
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +52,7 @@ class Linformer(ImageModel):
         width, depth, patch = config.width, config.depth, pair(config.patch_size)
         self.levels = make_single_level(pair(config.image_size), patch, width, depth)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
         tokens = self.prefix + math.prod(self.grid)
         projections = {"none": 2 * config.heads, "heads": 2, "kv": 1, "layers": 0}[config.shared]
 
@@ -177,10 +174,12 @@ SIZES = {
     "base": LinformerConfig(),
 }
 SHAPES = ((16, 224), (16, 384), (8, 224))  # of 197, 577 and 785 tokens
-PRESETS = {
-    f"linformer_{size}_patch{patch}_{pixels}": replace(SIZES[size], patch_size=patch, image_size=pixels)
-    for size in SIZES
-    for patch, pixels in SHAPES
-}
+PRESETS = Presets(
+    lambda: {
+        f"linformer_{size}_patch{patch}_{pixels}": replace(SIZES[size], patch_size=patch, image_size=pixels)
+        for size in SIZES
+        for patch, pixels in SHAPES
+    }
+)
 CHECKPOINT = CheckpointSide(resampled={**RESAMPLED, "projection": "sums"})
 FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS, checkpoint=CHECKPOINT)

@@ -19,11 +19,9 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level, unwrap_compiled
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import make_blocks, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class MemoryViT(ImageModel):
         width, patch = config.width, pair(config.patch_size)
         self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.heads = (("task", "head"),) if config.classes else ()
+        self.classifiers = (("task", "head"),) if config.classes else ()
         self.memory_tokens = config.memory
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
@@ -207,9 +205,11 @@ def add_memory(model: nn.Module, memory: int, classes: int) -> MemoryViT:
 
 
 BASE = MemoryViTConfig()
-PRESETS = {
-    "memory_vit_base_patch32_224": BASE,
-    "memory_vit_base_patch16_224": replace(BASE, patch_size=16),
-    "memory_vit_tiny_patch16_224": replace(BASE, patch_size=16, width=192, heads=3),
-}
+PRESETS = Presets(
+    lambda: {
+        "memory_vit_base_patch32_224": BASE,
+        "memory_vit_base_patch16_224": replace(BASE, patch_size=16),
+        "memory_vit_tiny_patch16_224": replace(BASE, patch_size=16, width=192, heads=3),
+    }
+)
 FAMILY = Family(name="memory_vit", config=MemoryViTConfig, build=MemoryViT, presets=PRESETS)

@@ -17,14 +17,23 @@ from vitrail.layers.attention import AttentionLayer, SelfAttention
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    BATCH_NORM_PARTS,
+    THREE_PARTS,
+    NameEntry,
+    TensorTransform,
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    make_entry,
+    make_preset_card,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import THREE_PARTS, NameEntry, TensorTransform, make_entry, make_same_name_entries
-from vitrail.models.names.convnet_names import BATCH_NORM_PARTS, make_preset_card
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.names.hf_names import make_hf_heading
-from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
-from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.encoder import make_head, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
 from vitrail.models.parts.windows import WindowAttention, Windows
 
@@ -84,7 +93,7 @@ class MobileViT(ImageModel):
         super().__init__(config)
         self.levels = make_levels(config)
         self.sizes = ImageSizes(multiple=(1, 1))
-        self.heads = (("mean", "head.fc"),) if config.classes else ()
+        self.classifiers = (("mean", "head.fc"),) if config.classes else ()
         self.stem = SiluConv(config.channels, config.stem_width, 3, 2)
         self.stages, before = nn.ModuleList(), config.stem_width
         for stage, width in enumerate(config.widths):
@@ -228,11 +237,13 @@ class SequenceAttention(WindowAttention):
         return AttentionLayer.forward(self, x, grid, mask, queries)
 
 
-PRESETS = {
-    "mobilevit_xxs": MobileViTConfig(widths=(16, 24, 48, 64, 80), token_widths=(0, 0, 64, 80, 96), expansion=2),
-    "mobilevit_xs": MobileViTConfig(widths=(32, 48, 64, 80, 96), token_widths=(0, 0, 96, 120, 144)),
-    "mobilevit_s": MobileViTConfig(),
-}
+PRESETS = Presets(
+    lambda: {
+        "mobilevit_xxs": MobileViTConfig(widths=(16, 24, 48, 64, 80), token_widths=(0, 0, 64, 80, 96), expansion=2),
+        "mobilevit_xs": MobileViTConfig(widths=(32, 48, 64, 80, 96), token_widths=(0, 0, 96, 120, 144)),
+        "mobilevit_s": MobileViTConfig(),
+    }
+)
 ALIASES = {f"MobileViT-{size.upper()}": f"mobilevit_{size}" for size in ("xxs", "xs", "s")}
 
 

@@ -21,21 +21,21 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.base.contract import Level, make_patch_sizes
-from vitrail.models.base.family import Family
-from vitrail.models.base.init import init_small
-from vitrail.models.base.name_entries import TensorTransform, make_entry, make_same_name_entries
-from vitrail.models.names.tensor_shapes import (
+from vitrail.models.base.checkpoint_side import (
+    TensorTransform,
     count_stage_blocks,
     describe_stages,
     find_published_heads,
     get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
 )
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.same_padding import MaxPoolSame
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.contract import Level, make_patch_sizes
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.base.init import init_small
+from vitrail.models.parts.convolutions import MaxPoolSame
+from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
 from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.windows import WindowAttention, Windows
 
@@ -85,7 +85,7 @@ class NesT(StagedModel):
         super().__init__(config)
         self.levels, total, count = make_levels(config), sum(config.stages), 0
         self.sizes = make_patch_sizes(pair(config.last_stride), dynamic=config.dynamic)
-        self.heads = (("mean", "head"),) if config.classes else ()
+        self.classifiers = (("mean", "head"),) if config.classes else ()
         self.patch_embed = PatchEmbed(config.widths[0], pair(config.patch_size), config.channels)
         self.stages = nn.ModuleList()
         for stage, (level, depth, heads) in enumerate(zip(self.levels, config.stages, config.heads, strict=True)):
@@ -196,10 +196,12 @@ SIZES = {
     "small": replace(TINY, stages=(2, 2, 20)),
     "base": replace(TINY, stages=(2, 2, 20), widths=(128, 256, 512), heads=(4, 8, 16)),
 }
-PRESETS = {
-    **{f"nest_{size}_jx": config for size, config in SIZES.items()},
-    **{f"nest_{size}": replace(each, activation="gelu", padding="symmetric") for size, each in SIZES.items()},
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"nest_{size}_jx": config for size, config in SIZES.items()},
+        **{f"nest_{size}": replace(each, activation="gelu", padding="symmetric") for size, each in SIZES.items()},
+    }
+)
 ALIASES = {f"NesT-{size[0].upper()}": f"nest_{size}_jx" for size in SIZES}
 
 

@@ -20,16 +20,19 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale, StochasticDepth
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
 from vitrail.models.names import encoder_names
-from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
 
 Rates = tuple[float, float]  # dropout, stochastic depth
 
@@ -67,7 +70,7 @@ class ParallelViT(ImageModel):
         width, patch = config.width, pair(config.patch_size)
         self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid) + config.prefix_positions, width))
@@ -218,14 +221,16 @@ class ParallelAttention(AttentionLayer):
 
 
 SIZES = {"small": ParallelViTConfig(width=384, heads=6), "base": ParallelViTConfig()}
-PRESETS = {
-    **{f"vit_{size}_patch16_18x2_224": SIZES[size] for size in SIZES},  # timm
-    **{
-        f"deit_{size}_patch16_18x2{suffix}": replace(SIZES[size], layer_scale=scale, prefix_positions=False)
-        for size in SIZES
-        for suffix, scale in {"": None, "_LS": 1e-4}.items()
-    },  # the authors
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"vit_{size}_patch16_18x2_224": SIZES[size] for size in SIZES},  # timm
+        **{
+            f"deit_{size}_patch16_18x2{suffix}": replace(SIZES[size], layer_scale=scale, prefix_positions=False)
+            for size in SIZES
+            for suffix, scale in {"": None, "_LS": 1e-4}.items()
+        },  # the authors
+    }
+)
 ALIASES = {"ViT-S18x2": "vit_small_patch16_18x2_224", "ViT-B18x2": "vit_base_patch16_18x2_224"}
 
 

@@ -15,11 +15,9 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base.checks import check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.config_fields import EncoderConfig
-from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class MergedViT(ImageModel):
         width, patch, eps = config.width, pair(config.patch_size), config.norm_eps
         self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.heads = (("mean", "head"),) if config.classes else ()
+        self.classifiers = (("mean", "head"),) if config.classes else ()
         self.merge_after = config.merge_after or config.depth // 2
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width))
@@ -114,9 +112,11 @@ class PatchMerger(nn.Linear):
         return super().forward(tokens).transpose(1, 2).softmax(-1)
 
 
-PRESETS = {
-    "patch_merger_tiny_patch16_224": PatchMergerConfig(width=192, heads=3),
-    "patch_merger_small_patch16_224": PatchMergerConfig(width=384, heads=6),
-    "patch_merger_base_patch16_224": PatchMergerConfig(),
-}
+PRESETS = Presets(
+    lambda: {
+        "patch_merger_tiny_patch16_224": PatchMergerConfig(width=192, heads=3),
+        "patch_merger_small_patch16_224": PatchMergerConfig(width=384, heads=6),
+        "patch_merger_base_patch16_224": PatchMergerConfig(),
+    }
+)
 FAMILY = Family(name="patch_merger", config=PatchMergerConfig, build=MergedViT, presets=PRESETS)

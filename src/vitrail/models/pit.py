@@ -13,15 +13,18 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    count_classes,
+    count_stage_blocks,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.names import encoder_names
-from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
 
 NORM_EPS = 1e-6
@@ -56,10 +59,10 @@ class PiTConfig(DropRates):
             )
         if self.answer != "both" and not self.distilled:
             raise ConfigError(f"answer is {self.answer!r} for a PiT with one head; expected 'both', or distilled=True")
-        count_patches(pair(self.image_size), self.patch_size, self.stride)
+        find_overlapping_grid(pair(self.image_size), self.patch_size, self.stride)
 
 
-def count_patches(image: Grid, patch: int, stride: int) -> Grid:
+def find_overlapping_grid(image: Grid, patch: int, stride: int) -> Grid:
     """Rows and columns of overlapping patches in an image."""
     if min(image) < patch or image[0] % stride or image[1] % stride:
         near = [max(round(side / stride), -(-patch // stride)) * stride for side in image]
@@ -85,7 +88,7 @@ class PiT(ImageModel):
         self.sizes = any_size if config.dynamic else ImageSizes()
         self.prefix_tokens = ("class", "distill") if config.distilled else ("class",)
         self.classifier_tokens = self.prefix_tokens if config.answer == "both" else (config.answer,)
-        self.heads = (("class", "head"), ("distill", "head_dist"))[: self.prefix] if config.classes else ()
+        self.classifiers = (("class", "head"), ("distill", "head_dist"))[: self.prefix] if config.classes else ()
 
         width, last = config.widths[0], config.widths[-1]
         convolution = nn.Conv2d(config.channels, width, config.patch_size, config.stride)
@@ -124,12 +127,12 @@ class PiT(ImageModel):
         for table in (self.pos_embed, self.cls_token):
             nn.init.trunc_normal_(table, std=0.02)
         zero_head(self.head, self.head_dist)
-        for _, head in self.heads:
+        for _, head in self.classifiers:
             nn.init.zeros_(self.get_submodule(head).get_parameter("bias"))
 
     def check_images(self, images: Tensor) -> Grid:
         super().check_images(images)
-        return count_patches((images.shape[2], images.shape[3]), self.config.patch_size, self.config.stride)
+        return find_overlapping_grid((images.shape[2], images.shape[3]), self.config.patch_size, self.config.stride)
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         grid = self.check_images(images)
@@ -166,7 +169,7 @@ class PiT(ImageModel):
 
 
 def make_levels(config: PiTConfig) -> tuple[Level, ...]:
-    grid, levels = count_patches(pair(config.image_size), config.patch_size, config.stride), list[Level]()
+    grid, levels = find_overlapping_grid(pair(config.image_size), config.patch_size, config.stride), list[Level]()
     for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
         stride = config.stride * 2**stage
         blocks = tuple(f"transformers.{stage}.blocks.{n}" for n in range(depth))
@@ -211,10 +214,12 @@ SIZES = {
     "s": PiTConfig(),
     "b": PiTConfig(patch_size=14, stride=7, stages=(3, 6, 4), widths=(256, 512, 1024), heads=(4, 8, 16)),
 }
-PRESETS = {
-    **{f"pit_{size}_224": config for size, config in SIZES.items()},
-    **{f"pit_{size}_distilled_224": replace(config, distilled=True) for size, config in SIZES.items()},
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"pit_{size}_224": config for size, config in SIZES.items()},
+        **{f"pit_{size}_distilled_224": replace(config, distilled=True) for size, config in SIZES.items()},
+    }
+)
 LETTERS = {"ti": "Ti", "xs": "XS", "s": "S", "b": "B"}
 ALIASES = {
     **{f"PiT-{LETTERS[size]}": f"pit_{size}_224" for size in SIZES},

@@ -14,16 +14,21 @@ from vitrail.base.errors import CheckpointError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    TWO_PARTS,
+    count_classes,
+    count_stage_blocks,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageSizes, Level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import TWO_PARTS, make_entry, make_same_name_entries
-from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.conv_tokens import ConvEmbed, init_as_pvt
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.reduced_attention import ReducedAttention, ReducedGrid
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.base.init import init_as_pvt
+from vitrail.models.parts.attention import ReducedAttention, ReducedGrid
+from vitrail.models.parts.convolutions import ConvEmbed
+from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
 from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, flatten_map, unflatten_map
 
 NORM_EPS = 1e-6
@@ -81,7 +86,7 @@ class PVTv2(StagedModel):
         least = 1 if config.pooled else max(r * stride for r, stride in zip(config.reductions, strides, strict=True))
         self.sizes = ImageSizes(multiple=(1, 1), minimum=(least, least))
         self.final_norm = f"stages.{len(config.stages) - 1}.norm"
-        self.heads = (("mean", "head"),) if config.classes else ()
+        self.classifiers = (("mean", "head"),) if config.classes else ()
         kernel = 2 * config.stride - 1
         self.patch_embed = ConvEmbed(config.channels, config.widths[0], kernel, config.stride, kernel // 2)
         self.stages, count = nn.ModuleList(), 0
@@ -192,15 +197,17 @@ class PooledAttention(ReducedAttention):
 
 
 SMALL = PVTv2Config(stages=(2, 2, 2, 2))
-PRESETS = {
-    "pvt_v2_b0": replace(SMALL, widths=(32, 64, 160, 256)),
-    "pvt_v2_b1": SMALL,
-    "pvt_v2_b2": PVTv2Config(),
-    "pvt_v2_b2_li": PVTv2Config(pooled=True),
-    "pvt_v2_b3": PVTv2Config(stages=(3, 4, 18, 3)),
-    "pvt_v2_b4": PVTv2Config(stages=(3, 8, 27, 3)),
-    "pvt_v2_b5": PVTv2Config(stages=(3, 6, 40, 3), mlp_ratios=(4.0, 4.0, 4.0, 4.0)),
-}
+PRESETS = Presets(
+    lambda: {
+        "pvt_v2_b0": replace(SMALL, widths=(32, 64, 160, 256)),
+        "pvt_v2_b1": SMALL,
+        "pvt_v2_b2": PVTv2Config(),
+        "pvt_v2_b2_li": PVTv2Config(pooled=True),
+        "pvt_v2_b3": PVTv2Config(stages=(3, 4, 18, 3)),
+        "pvt_v2_b4": PVTv2Config(stages=(3, 8, 27, 3)),
+        "pvt_v2_b5": PVTv2Config(stages=(3, 6, 40, 3), mlp_ratios=(4.0, 4.0, 4.0, 4.0)),
+    }
+)
 ALIASES = {f"PVTv2-B{number}": f"pvt_v2_b{number}" for number in range(6)} | {"PVTv2-B2-Li": "pvt_v2_b2_li"}
 
 

@@ -20,15 +20,19 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    TensorTransform,
+    count_classes,
+    count_stage_blocks,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small_linear
-from vitrail.models.base.name_entries import TensorTransform, make_entry, make_same_name_entries
-from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
 from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
 from vitrail.models.parts.windows import OffsetBias, TokenWindows, WindowAttention, WindowMixing, init_offset_biases
 
@@ -84,7 +88,7 @@ class RegionViT(ImageModel):
         self.levels = make_levels(config)
         region = pair(config.patch_size * config.window)
         self.sizes = ImageSizes(multiple=region, minimum=region)
-        self.heads = (("region", "head"),) if config.classes else ()
+        self.classifiers = (("region", "head"),) if config.classes else ()
         self.first_filters = f"patch_embed.proj{'.0' if config.convolutions else ''}.weight"
         self.patch_embed = LocalEmbed(config)
         self.cls_token = PatchEmbed(config.widths[0], region, config.channels)
@@ -293,16 +297,18 @@ TINY = RegionViTConfig()
 SMALL = RegionViTConfig(widths=(96, 192, 384, 768), heads=(3, 6, 12, 24))
 MEDIUM = replace(SMALL, stages=(2, 2, 14, 2), convolutions=False)
 BASE = replace(MEDIUM, widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32))
-PRESETS = {
-    "regionvit_tiny_224": TINY,
-    "regionvit_small_224": SMALL,
-    "regionvit_small_w14_224": replace(SMALL, window=14),
-    "regionvit_small_w14_peg_224": replace(SMALL, window=14, position_convolution=True),
-    "regionvit_medium_224": MEDIUM,
-    "regionvit_base_224": BASE,
-    "regionvit_base_w14_224": replace(BASE, window=14),
-    "regionvit_base_w14_peg_224": replace(BASE, window=14, position_convolution=True),
-}
+PRESETS = Presets(
+    lambda: {
+        "regionvit_tiny_224": TINY,
+        "regionvit_small_224": SMALL,
+        "regionvit_small_w14_224": replace(SMALL, window=14),
+        "regionvit_small_w14_peg_224": replace(SMALL, window=14, position_convolution=True),
+        "regionvit_medium_224": MEDIUM,
+        "regionvit_base_224": BASE,
+        "regionvit_base_w14_224": replace(BASE, window=14),
+        "regionvit_base_w14_peg_224": replace(BASE, window=14, position_convolution=True),
+    }
+)
 ALIASES = {
     "RegionViT-Ti": "regionvit_tiny_224",
     **{f"RegionViT-{size[0].upper()}": f"regionvit_{size}_224" for size in ("small", "medium", "base")},

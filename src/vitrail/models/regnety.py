@@ -15,13 +15,17 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    count_classes,
+    count_stage_blocks,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
-from vitrail.models.names import convnet_names
-from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.convnet import ConvNet
-from vitrail.models.parts.head import make_head
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.parts.encoder import make_head
+from vitrail.models.parts.stages import ConvNet
 
 STEM_WIDTH = 32  # channels, the same in every size
 
@@ -67,7 +71,7 @@ class RegNetY(ConvNet):
         depths = zip(self.stage_names, config.stages, strict=True)
         names = [[f"{name}.b{n + 1}" for n in range(depth)] for name, depth in depths]
         self.declare_stages(pair(config.image_size), 4, config.widths, names)
-        self.heads = (("mean", "head.fc"),) if config.classes else ()
+        self.classifiers = (("mean", "head.fc"),) if config.classes else ()
         self.head = nn.ModuleDict({"fc": make_head(before, config.classes)})
         self.init_weights()
 
@@ -152,12 +156,14 @@ def config_from_width_rule(depth: int, first: int, slope: float, step: float, gr
     )
 
 
-PRESETS = {
-    "regnety_040": config_from_width_rule(22, 96, 31.41, 2.24, 64),
-    "regnety_080": config_from_width_rule(17, 192, 76.82, 2.19, 56),
-    "regnety_120": config_from_width_rule(19, 168, 73.36, 2.37, 112),
-    "regnety_160": config_from_width_rule(18, 200, 106.23, 2.48, 112),
-}
+PRESETS = Presets(
+    lambda: {
+        "regnety_040": config_from_width_rule(22, 96, 31.41, 2.24, 64),
+        "regnety_080": config_from_width_rule(17, 192, 76.82, 2.19, 56),
+        "regnety_120": config_from_width_rule(19, 168, 73.36, 2.37, 112),
+        "regnety_160": config_from_width_rule(18, 200, 106.23, 2.48, 112),
+    }
+)
 ALIASES = {
     "RegNetY-4GF": "regnety_040",
     "RegNetY-8GF": "regnety_080",
@@ -181,7 +187,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
-    return convnet_names.make_preset_card(config, FAMILY.name, PRESETS)
+    return side.make_preset_card(config, FAMILY.name, PRESETS)
 
 
 TORCHVISION_BLOCK = "trunk_output.block#.block=-~."
@@ -192,7 +198,7 @@ TORCHVISION_TABLE = (
     *(
         make_entry(f"{theirs}.1.{part}", f"{ours}.bn.{part}")
         for theirs, ours in CONV_NORMS.items()
-        for part in convnet_names.BATCH_NORM_PARTS
+        for part in side.BATCH_NORM_PARTS
     ),
     *(make_entry(f"{TORCHVISION_BLOCK}f.se.fc{n}.*", f"s#.b~.se.fc{n}.*") for n in (1, 2)),
     make_entry("fc.*", "head.fc.*"),
@@ -205,7 +211,7 @@ SOURCES = (
         card=make_timm_card,
         details={
             "imagenet_mean": True,
-            "model_args": convnet_names.ARGUMENTS_IN_SHAPES,
+            "model_args": side.ARGUMENTS_IN_SHAPES,
             "pretrained_cfg": {"crop_pct": 0.95, "interpolation": "bicubic"},
         },
     ),

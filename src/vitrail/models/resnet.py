@@ -12,13 +12,17 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    count_classes,
+    count_stage_blocks,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
-from vitrail.models.names import convnet_names
-from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.convnet import ConvNet
-from vitrail.models.parts.head import make_head
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.parts.encoder import make_head
+from vitrail.models.parts.stages import ConvNet
 
 ShortcutKind = Literal["projection", "padding"]
 
@@ -68,7 +72,7 @@ class ResNet(ConvNet):
         ]
         widths = [block.expansion * config.width * 2**stage for stage in range(len(names))]
         self.declare_stages(pair(config.image_size), 1 if small else 4, widths, names)
-        self.heads = (("mean", "fc"),) if config.classes else ()
+        self.classifiers = (("mean", "fc"),) if config.classes else ()
         self.fc = make_head(before, config.classes)
         self.init_weights()
 
@@ -161,15 +165,17 @@ def make_cifar_config(depth: int) -> ResNetConfig:
     )
 
 
-PRESETS = {
-    "resnet18": ResNetConfig(stages=(2, 2, 2, 2), block="basic"),
-    "resnet50": ResNetConfig(),
-    "resnet101": ResNetConfig(stages=(3, 4, 23, 3)),
-    "resnet152": ResNetConfig(stages=(3, 8, 36, 3)),
-    "resnet20_cifar": make_cifar_config(20),
-    "resnet32_cifar": make_cifar_config(32),
-    "resnet56_cifar": make_cifar_config(56),
-}
+PRESETS = Presets(
+    lambda: {
+        "resnet18": ResNetConfig(stages=(2, 2, 2, 2), block="basic"),
+        "resnet50": ResNetConfig(),
+        "resnet101": ResNetConfig(stages=(3, 4, 23, 3)),
+        "resnet152": ResNetConfig(stages=(3, 8, 36, 3)),
+        "resnet20_cifar": make_cifar_config(20),
+        "resnet32_cifar": make_cifar_config(32),
+        "resnet56_cifar": make_cifar_config(56),
+    }
+)
 ALIASES = {
     "ResNet-18": "resnet18",
     "ResNet-50": "resnet50",
@@ -199,19 +205,19 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
-    return convnet_names.make_preset_card(config, FAMILY.name, PRESETS)
+    return side.make_preset_card(config, FAMILY.name, PRESETS)
 
 
 BLOCK_NAMES = (
-    *("conv1.weight", *convnet_names.list_batch_norm_names("bn1")),
+    *("conv1.weight", *side.list_batch_norm_names("bn1")),
     *(f"layer#.#.conv{n}.weight" for n in (1, 2, 3)),
-    *(name for n in (1, 2, 3) for name in convnet_names.list_batch_norm_names(f"layer#.#.bn{n}")),
+    *(name for n in (1, 2, 3) for name in side.list_batch_norm_names(f"layer#.#.bn{n}")),
 )
 BLOCK_TABLE = make_same_name_entries(*BLOCK_NAMES)
 NAME_TABLE = (
     *BLOCK_TABLE,
     *make_same_name_entries("layer#.#.downsample.0.weight", "fc.*"),
-    *make_same_name_entries(*convnet_names.list_batch_norm_names("layer#.#.downsample.1")),
+    *make_same_name_entries(*side.list_batch_norm_names("layer#.#.downsample.1")),
 )
 SOURCES = (
     side.SourceNames(
@@ -222,7 +228,7 @@ SOURCES = (
         card=make_timm_card,
         details={
             "imagenet_mean": True,
-            "model_args": convnet_names.ARGUMENTS_IN_SHAPES,
+            "model_args": side.ARGUMENTS_IN_SHAPES,
             "pretrained_cfg": {"crop_pct": 0.875, "interpolation": "bilinear"},
             "refused_names": r"^resnet(blur|aa)",  # with fixed filters, which are not in the file
         },

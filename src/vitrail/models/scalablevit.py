@@ -17,16 +17,19 @@ from vitrail.layers.attention import AttentionLayer, attention, merge_heads, spl
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    count_classes,
+    count_stage_blocks,
+    get_tensor_shape,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageSizes, Level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import make_same_name_entries
-from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
-from vitrail.models.parts.head import zero_head
-from vitrail.models.parts.reduced_attention import ReducedAttention
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.base.init import init_as_pvt
+from vitrail.models.parts.attention import ReducedAttention
+from vitrail.models.parts.convolutions import ConvEmbed, Peg
+from vitrail.models.parts.encoder import DropRates, scale_rate, zero_head
 from vitrail.models.parts.stages import (
     StagedModel,
     check_reductions,
@@ -93,7 +96,7 @@ class ScalableViT(StagedModel):
         last = self.levels[-1].stride[0]
         least = [ratio * level.stride[0] for ratio, level in zip(config.reductions, self.levels, strict=True)]
         self.sizes = ImageSizes(multiple=pair(last), minimum=pair(max(last, *least)))
-        self.heads = (("mean", "head.3"),) if config.classes else ()
+        self.classifiers = (("mean", "head.3"),) if config.classes else ()
         strides = (config.stride, *(2 for _ in config.widths[1:]))
         self.patch_embeds = nn.ModuleList(
             ConvEmbed(channels, width, 2 * stride - 1, stride, stride - 1, NORM_EPS)
@@ -203,21 +206,23 @@ class ScaledKeyAttention(ReducedAttention):
         return q, k, v, mask
 
 
-PRESETS = {
-    "scalablevit_small": ScalableViTConfig(),
-    "scalablevit_base": ScalableViTConfig(
-        stages=(2, 2, 14, 6),
-        widths=(96, 192, 384, 768),
-        heads=(3, 6, 12, 24),
-        key_ratios=(2.0, 1.25, 1.25, 1.0),
-    ),
-    "scalablevit_large": ScalableViTConfig(
-        stages=(2, 6, 12, 4),
-        widths=(128, 256, 512, 1024),
-        heads=(4, 8, 16, 32),
-        key_ratios=(0.25, 0.5, 1.0, 1.0),
-    ),
-}
+PRESETS = Presets(
+    lambda: {
+        "scalablevit_small": ScalableViTConfig(),
+        "scalablevit_base": ScalableViTConfig(
+            stages=(2, 2, 14, 6),
+            widths=(96, 192, 384, 768),
+            heads=(3, 6, 12, 24),
+            key_ratios=(2.0, 1.25, 1.25, 1.0),
+        ),
+        "scalablevit_large": ScalableViTConfig(
+            stages=(2, 6, 12, 4),
+            widths=(128, 256, 512, 1024),
+            heads=(4, 8, 16, 32),
+            key_ratios=(0.25, 0.5, 1.0, 1.0),
+        ),
+    }
+)
 ALIASES = {f"ScalableViT-{size[0].upper()}": f"scalablevit_{size}" for size in ("small", "base", "large")}
 
 

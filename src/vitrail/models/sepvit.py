@@ -18,15 +18,20 @@ from vitrail.layers.attention import SelfAttention, attention, merge_heads, spli
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    TensorTransform,
+    count_classes,
+    count_stage_blocks,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageSizes, Level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import TensorTransform, make_entry, make_same_name_entries
-from vitrail.models.names.tensor_shapes import count_classes, count_stage_blocks, get_tensor_shape
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
-from vitrail.models.parts.head import make_head, zero_head
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.base.init import init_as_pvt
+from vitrail.models.parts.convolutions import ConvEmbed, Peg
+from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
 from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
 from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows, check_windows
 
@@ -105,7 +110,7 @@ class SepViT(StagedModel):
         self.levels = make_levels(config)
         whole = pair(config.whole)
         self.sizes = ImageSizes(multiple=whole, minimum=whole) if config.dynamic else ImageSizes()
-        self.heads = (("mean", "head"),) if config.classes else ()
+        self.classifiers = (("mean", "head"),) if config.classes else ()
         strides = (config.stride, *(2 for _ in config.widths[1:]))
         self.patch_embeds = nn.ModuleList(
             ConvEmbed(channels, width, 2 * stride - 1, stride, stride - 1)
@@ -239,12 +244,14 @@ class SeparableAttention(WindowAttention):
 
 
 TINY = SepViTConfig()
-PRESETS = {
-    "sepvit_lite_224": replace(TINY, widths=(32, 64, 128, 256), heads=(1, 2, 4, 8)),
-    "sepvit_tiny_224": TINY,
-    "sepvit_small_224": replace(TINY, stages=(1, 2, 14, 2)),
-    "sepvit_base_224": replace(TINY, stages=(1, 2, 14, 2), widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32)),
-}
+PRESETS = Presets(
+    lambda: {
+        "sepvit_lite_224": replace(TINY, widths=(32, 64, 128, 256), heads=(1, 2, 4, 8)),
+        "sepvit_tiny_224": TINY,
+        "sepvit_small_224": replace(TINY, stages=(1, 2, 14, 2)),
+        "sepvit_base_224": replace(TINY, stages=(1, 2, 14, 2), widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32)),
+    }
+)
 ALIASES = {
     "SepViT-Lite": "sepvit_lite_224",
     **{f"SepViT-{size[0].upper()}": f"sepvit_{size}_224" for size in ("tiny", "small", "base")},

@@ -17,15 +17,18 @@ from vitrail.layers.attention import SelfAttention, join_masks
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
+from vitrail.models.base.checkpoint_side import (
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
-from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
 
 SHIFTS = ((-1, -1), (-1, 1), (1, -1), (1, 1))  # rows, columns, in half patches
 
@@ -61,7 +64,7 @@ class SLViT(ImageModel):
         width, eps, patch = config.width, config.norm_eps, pair(config.patch_size)
         self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
         if config.shifted_patches:
             self.no_masking_reason = "its shifted copies mix neighbouring patches before they become tokens"
         self.patch_embed = PatchRows(width, patch, config.channels, eps, shifted=config.shifted_patches)
@@ -156,10 +159,12 @@ class LocalitySelfAttention(SelfAttention):
         return q, k, v, join_masks(others, mask)
 
 
-PRESETS = {
-    "sl_vit_patch4_32": SLViTConfig(),  # CIFAR-10
-    "sl_vit_patch8_64": SLViTConfig(image_size=64, patch_size=8, classes=200),  # Tiny ImageNet
-}
+PRESETS = Presets(
+    lambda: {
+        "sl_vit_patch4_32": SLViTConfig(),  # CIFAR-10
+        "sl_vit_patch8_64": SLViTConfig(image_size=64, patch_size=8, classes=200),  # Tiny ImageNet
+    }
+)
 ALIASES = {"SL-ViT": "sl_vit_patch4_32", "SL-ViT@64": "sl_vit_patch8_64"}
 
 

@@ -15,15 +15,22 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample, sinusoid
-from vitrail.models.base.checkpoint_side import CheckpointSide, InferredConfig, SourceNames, TensorShapes
+from vitrail.models.base.checkpoint_side import (
+    CheckpointSide,
+    InferredConfig,
+    SourceNames,
+    TensorShapes,
+    TensorTransform,
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import TensorTransform, make_entry, make_same_name_entries
-from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.parts.encoder import make_blocks, make_head, prepend_tokens, zero_head
 
 SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # patch size, stride, padding
 PATCH_SIZE = (16, 16)  # pixels per token: the product of the strides
@@ -65,7 +72,7 @@ class T2T(ImageModel):
     def __init__(self, config: T2TConfig) -> None:
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 3 * config.width
-        self.heads = (("class", "head"),) if config.classes else ()
+        self.classifiers = (("class", "head"),) if config.classes else ()
         self.levels = make_single_level(pair(config.image_size), PATCH_SIZE, width, config.depth)
         self.sizes = make_patch_sizes(PATCH_SIZE, dynamic=config.dynamic)
         self.tokens_to_token = TokensToToken(
@@ -205,10 +212,12 @@ SIZES = {
     19: T2TConfig(width=448, depth=19, heads=7),
     24: T2TConfig(width=512, depth=24, heads=8),
 }
-PRESETS = {
-    **{f"t2t_vit_{depth}": config for depth, config in SIZES.items()},
-    **{f"t2t_vit_t_{depth}": replace(SIZES[depth], stage="transformer") for depth in (14, 19, 24)},
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"t2t_vit_{depth}": config for depth, config in SIZES.items()},
+        **{f"t2t_vit_t_{depth}": replace(SIZES[depth], stage="transformer") for depth in (14, 19, 24)},
+    }
+)
 ALIASES = {
     **{f"T2T-ViT-{depth}": f"t2t_vit_{depth}" for depth in SIZES},
     **{f"T2T-ViT_t-{depth}": f"t2t_vit_t_{depth}" for depth in (14, 19, 24)},

@@ -14,21 +14,20 @@ from torch import Tensor, nn
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
-from vitrail.models.base.contract import ImageSizes, Level
-from vitrail.models.base.family import Family
-from vitrail.models.base.name_entries import make_same_name_entries
-from vitrail.models.names.tensor_shapes import (
+from vitrail.models.base.checkpoint_side import (
     count_stage_blocks,
     describe_stages,
     find_published_heads,
     get_tensor_shape,
+    make_same_name_entries,
 )
-from vitrail.models.parts.blocks import scale_rate
-from vitrail.models.parts.config_fields import DropRates
-from vitrail.models.parts.conv_tokens import ConvEmbed, Peg, init_as_pvt
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.reduced_attention import ReducedAttention
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.contract import ImageSizes, Level
+from vitrail.models.base.family import Family, Presets
+from vitrail.models.base.init import init_as_pvt
+from vitrail.models.parts.attention import ReducedAttention
+from vitrail.models.parts.convolutions import ConvEmbed, Peg
+from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
 from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, make_stage_levels, unflatten_map
 from vitrail.models.parts.windows import MaskedWindowAttention, check_windows
 
@@ -77,7 +76,7 @@ class Twins(StagedModel):
         last = self.levels[-1].stride
         least = max(ratio * level.stride[0] for ratio, level in zip(config.reductions, self.levels, strict=True))
         self.sizes = ImageSizes(multiple=last, minimum=(max(least, last[0]), max(least, last[1])))
-        self.heads = (("mean", "head"),) if config.classes else ()
+        self.classifiers = (("mean", "head"),) if config.classes else ()
         before = (config.channels, *config.widths)
         sides = (config.patch_size, *(2 for _ in config.widths[1:]))
         self.patch_embeds = nn.ModuleList(
@@ -138,11 +137,13 @@ def make_levels(config: TwinsConfig) -> tuple[Level, ...]:
     return make_stage_levels(config.image_size, config.patch_size, config.widths, config.stages, "blocks.{}.{}")
 
 
-PRESETS = {
-    "twins_svt_small": TwinsConfig(),
-    "twins_svt_base": TwinsConfig(stages=(2, 2, 18, 2), widths=(96, 192, 384, 768), heads=(3, 6, 12, 24)),
-    "twins_svt_large": TwinsConfig(stages=(2, 2, 18, 2), widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32)),
-}
+PRESETS = Presets(
+    lambda: {
+        "twins_svt_small": TwinsConfig(),
+        "twins_svt_base": TwinsConfig(stages=(2, 2, 18, 2), widths=(96, 192, 384, 768), heads=(3, 6, 12, 24)),
+        "twins_svt_large": TwinsConfig(stages=(2, 2, 18, 2), widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32)),
+    }
+)
 ALIASES = {"Twins-SVT-S": "twins_svt_small", "Twins-SVT-B": "twins_svt_base", "Twins-SVT-L": "twins_svt_large"}
 
 

@@ -18,16 +18,12 @@ from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.models.base.checkpoint_side import CheckpointSide
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers, lecun_normal_
 from vitrail.models.names.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_vit_config
-from vitrail.models.names.hf_names import HF_DINO, HF_REGISTER, HF_VIT
-from vitrail.models.names.siglip_names import HF_SIGLIP
-from vitrail.models.parts.blocks import make_blocks
-from vitrail.models.parts.head import make_head, zero_head
-from vitrail.models.parts.prefix import prepend_tokens
-from vitrail.models.parts.vit_positions import FIXED_TABLES, in_attention
-from vitrail.models.parts.vit_variants import VARIANT_ALIASES, VARIANTS
+from vitrail.models.names.hf_names import HF_DINO, HF_REGISTER, HF_SIGLIP, HF_VIT
+from vitrail.models.parts.encoder import FIXED_TABLES, in_attention, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.siglip_and_simple_vit import SIGLIP_AND_SIMPLE_ALIASES, SIGLIP_AND_SIMPLE_FIELDS
 
 Positions = Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "sincos_simple", "relative", "rotary"]
 
@@ -90,7 +86,7 @@ class ViT(ImageModel):
         self.prefix_tokens = ("class", *registers) if config.class_token else registers
         self.classifier_tokens = ("class",) if config.pool == "class" else ()
         self.attention_pool = "attn_pool" if config.pool == "map" else ""
-        self.heads = ((config.pool.removesuffix("_norm"), "head"),) if config.classes else ()
+        self.classifiers = ((config.pool.removesuffix("_norm"), "head"),) if config.classes else ()
         if config.positions in ("relative", "rotary"):
             self.no_dropping_reason = f"positions {config.positions!r} need the position of every token"
         elif config.positions_at != "stem":
@@ -207,20 +203,25 @@ DINOV2 = {
     "large": replace(DINO, width=1024, depth=24, heads=16),
     "giant": replace(DINO, width=1536, depth=40, heads=24, mlp_width=4096, activation="swiglu"),
 }
-PRESETS = {
-    **{f"vit_{s}_patch{p}_{px}": replace(SIZES[s], patch_size=p, image_size=px) for s, p, px in PLAIN},
-    **{f"vit_{s}_patch{p}_mean_224": replace(SIZES[s], patch_size=p, pool="mean", class_token=False) for s, p in MEAN},
-    "vit_base_patch16_gap_224": replace(SIZES["base"], heads=16, pool="mean", class_token=False),  # 16 heads in timm
-    "vit_huge_patch14_gap_224": replace(SIZES["huge"], patch_size=14, pool="mean", class_token=False),
-    **{name: ViTConfig(**fields) for name, fields in VARIANTS.items()},  # SimpleViT, SigLIP
-    **{f"vit_{s}_patch14_dinov2": DINOV2[s] for s in DINOV2},
-    **{f"vit_{s}_patch14_reg4_dinov2": replace(DINOV2[s], registers=4, prefix_positions=False) for s in DINOV2},
-}
+PRESETS = Presets(
+    lambda: {
+        **{f"vit_{s}_patch{p}_{px}": replace(SIZES[s], patch_size=p, image_size=px) for s, p, px in PLAIN},
+        **{
+            f"vit_{s}_patch{p}_mean_224": replace(SIZES[s], patch_size=p, pool="mean", class_token=False)
+            for s, p in MEAN
+        },
+        "vit_base_patch16_gap_224": replace(SIZES["base"], heads=16, pool="mean", class_token=False),  # as in timm
+        "vit_huge_patch14_gap_224": replace(SIZES["huge"], patch_size=14, pool="mean", class_token=False),
+        **{name: ViTConfig(**fields) for name, fields in SIGLIP_AND_SIMPLE_FIELDS.items()},
+        **{f"vit_{s}_patch14_dinov2": DINOV2[s] for s in DINOV2},
+        **{f"vit_{s}_patch14_reg4_dinov2": replace(DINOV2[s], registers=4, prefix_positions=False) for s in DINOV2},
+    }
+)
 LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G"}
 ALIASES = {
     **{f"ViT-{LETTERS[s]}/{p}{'' if px == 224 else f'@{px}'}": f"vit_{s}_patch{p}_{px}" for s, p, px in PLAIN},
     **{f"ViT-{LETTERS[s]}/{p}-gap": f"vit_{s}_patch{p}_mean_224" for s, p in MEAN},
-    **VARIANT_ALIASES,
+    **SIGLIP_AND_SIMPLE_ALIASES,
 }
 SOURCES = (TIMM, FACEBOOK, DINO_SWIGLU, *WRITTEN_AS_VIT, HF_VIT, HF_REGISTER, *HF_DINO, HF_SIGLIP)
 CHECKPOINT = CheckpointSide(infer_config=infer_vit_config, sources=SOURCES, heads_by_width=True)

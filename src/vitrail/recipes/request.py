@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.data.images.datasets import DatasetSplits, open_data
-from vitrail.models.catalog.catalog import UntrustedCodeError, is_external_family_name, resolve_external_name
+from vitrail.models.catalog.external_families import UntrustedCodeError, is_external_family_name, resolve_external_name
 from vitrail.opening import TIMM_PREFIX
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS, Recipe
 

@@ -187,7 +187,7 @@ def open_benchmark_model(
 
     from vitrail.checkpoint.bundled import find_bundled_model
     from vitrail.checkpoint.hub import is_hub_name
-    from vitrail.models.catalog.catalog import create
+    from vitrail.models.catalog.families import build_preset
     from vitrail.opening import choose_preprocessing, open_torch_model
 
     fields = {**(fields or {}), **({} if size is None else {"image_size": size})}
@@ -196,7 +196,7 @@ def open_benchmark_model(
     else:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            module = randomise_zero_head(create(model, **fields))
+            module = randomise_zero_head(build_preset(model, **fields))
         given = choose_preprocessing(module, None, preprocessing)  # random weights have no preprocessing
         loaded = open_torch_model(module, preprocessing=given)
     if not loaded.classes:

@@ -214,7 +214,7 @@ class ComparedModel:
     @property
     def is_distilled(self) -> bool:
         declared = find_image_model(self.model)
-        return declared is not None and len(declared.heads) == 2
+        return declared is not None and len(declared.classifiers) == 2
 
     @property
     def token_states(self) -> int:

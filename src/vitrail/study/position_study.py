@@ -16,7 +16,7 @@ from vitrail.base.figures import new_figure, sanitize_label, style_axes
 from vitrail.base.style import BLUE, GREY, LABEL_POINTS, NOTE_POINTS
 from vitrail.base.table import Column, Table
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.recipes.request import Request
 from vitrail.study.ablation import AblationPlanner
 from vitrail.study.ablation_results import (

@@ -29,7 +29,7 @@ from vitrail.evaluation.translation_scores import compute_perplexity, is_sacrebl
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.text_contract import Memory, TextModel
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.models.text.caption_model import CaptionModel, check_parts_fit
 from vitrail.predict.captioner import write_captions
 from vitrail.predict.translator import GREEDY

@@ -151,7 +151,7 @@ def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
 
 
 def has_distillation_head(model: nn.Module) -> bool:
-    return isinstance(model, ImageModel) and len(model.heads) == 2
+    return isinstance(model, ImageModel) and len(model.classifiers) == 2
 
 
 def check_no_random_augmentation(recipe: Recipe) -> None:

@@ -23,7 +23,7 @@ from vitrail.evaluation.evaluate import default_preprocessing
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel, check_declarations, check_reads_images, takes_other_sizes
 from vitrail.models.base.family import Family
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.opening import open_checkpoint, refuse_models_without_layers
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request

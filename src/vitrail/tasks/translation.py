@@ -29,7 +29,7 @@ from vitrail.evaluation.translation_scores import (
 )
 from vitrail.models.base.family import Family
 from vitrail.models.base.text_contract import TextModel
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.predict.translator import GREEDY, Translator
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request

@@ -67,7 +67,7 @@ def list_block_names(model: nn.Module) -> list[str]:
 
 def list_head_names(model: nn.Module) -> tuple[str, ...]:
     """The names of the classifier heads of a model, with a dot."""
-    names = [name for _, name in model.heads] if isinstance(model, ImageModel) else USUAL_HEAD_NAMES
+    names = [name for _, name in model.classifiers] if isinstance(model, ImageModel) else USUAL_HEAD_NAMES
     return tuple(f"{name}." for name in names)
 
 

@@ -18,7 +18,7 @@ from vitrail.base.machine import count_cores, restore_threads
 from vitrail.base.text import format_count, format_duration
 from vitrail.checkpoint.run_files import CURVES_FILE, FIGURES_FOLDER, MODEL_FOLDER
 from vitrail.distributed import Ranks, join_process_group, resolve_device
-from vitrail.models.catalog.catalog import is_external_family_name
+from vitrail.models.catalog.external_families import is_external_family_name
 from vitrail.recipes.recipe import Recipe, list_setting_names, open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import format_setting

@@ -19,7 +19,7 @@ from vitrail.checkpoint.run_files import (
     try_read_plan,
 )
 from vitrail.models import FAMILIES
-from vitrail.models.catalog.catalog import load_family
+from vitrail.models.catalog.families import load_family
 from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
 from vitrail.train.log import LogRecord, ParsedLog

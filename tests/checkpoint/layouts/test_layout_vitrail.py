@@ -16,7 +16,7 @@ import vitrail
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.description import Description
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.models.catalog.catalog import load_external_family
+from vitrail.models.catalog.external_families import load_external_family
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "own_family.py")
 TOYS: dict[str, dict[str, Any]] = {

@@ -38,8 +38,8 @@ def test_the_head_of_every_model_makes_logits_of_its_features(name: str) -> None
     model: Any = loaded.model
     found = compute(make_model_source(loaded, name))
     assert found.ndim == 2
-    if len(model.heads) == 1:
-        head = model.get_submodule(model.heads[0][1])
+    if len(model.classifiers) == 1:
+        head = model.get_submodule(model.classifiers[0][1])
         with torch.inference_mode():
             torch.testing.assert_close(head(found), model(IMAGES), rtol=0, atol=1e-5)
     else:

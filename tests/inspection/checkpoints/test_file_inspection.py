@@ -19,7 +19,7 @@ import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import write
 from vitrail.inspection.checkpoints.file_inspection import CheckpointInspection, inspect_file
-from vitrail.models.catalog.catalog import load_external_family
+from vitrail.models.catalog.external_families import load_external_family
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "own_family.py")
 SMALL: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 3, "heads": 2, "classes": 5}

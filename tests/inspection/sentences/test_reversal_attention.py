@@ -10,7 +10,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.data.text.pairs import make_reversal, open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.inspection.sentences.reversal_attention import ReversalScore, count_anti_diagonal, score_reversal
-from vitrail.models.catalog.catalog import create
+from vitrail.models.catalog.families import build_preset
 from vitrail.recipes.recipe import open_recipe
 from vitrail.tasks.text_source import TextSource
 from vitrail.tasks.translation import TranslationTask
@@ -33,7 +33,7 @@ def train_reversal(epochs: float) -> LoadedTextModel:
     """The recipe `reversal`: one layer, one head."""
     recipe, data = open_recipe("reversal"), open_pairs("reversal")
     tokenizer = TextTokenizer.train_bpe([*data.train.sources, *data.train.targets], recipe.task["vocabulary"])
-    model = create(str(recipe.model), **{**recipe.fields, "vocabulary": tokenizer.vocabulary})
+    model = build_preset(str(recipe.model), **{**recipe.fields, "vocabulary": tokenizer.vocabulary})
     source = TextSource.encode(
         data, tokenizer, batch=recipe.loop.batch, batch_tokens=recipe.task["batch_tokens"], max_length=100
     )

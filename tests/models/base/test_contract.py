@@ -11,7 +11,7 @@ import vitrail
 from vitrail.base.errors import ConfigError
 from vitrail.models import FAMILIES
 from vitrail.models.base.contract import ImageModel, Model, check_reads_images
-from vitrail.models.catalog.catalog import load_built_in_families
+from vitrail.models.catalog.families import load_built_in_families
 
 
 def test_every_family_that_reads_images_is_measured() -> None:
@@ -54,9 +54,9 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
         assert [name for name in called if name in ordered] == list(ordered)
     if model.first_filters:
         assert model.get_parameter(model.first_filters).shape[1] == 3
-    parts = [part for _, name in model.heads for part in model.get_submodule(name).modules()]
+    parts = [part for _, name in model.classifiers for part in model.get_submodule(name).modules()]
     assert {len(each) for part in parts if isinstance(part, nn.Linear) for each in part.parameters()} == {5}
-    assert not build_case(case, classes=0).heads
+    assert not build_case(case, classes=0).classifiers
     assert build_case(case, classes=0)(images).shape == (1, model.feature_width)
     if model.no_tokens_reason:
         with pytest.raises(ConfigError, match=f"has no sequence of tokens: {model.no_tokens_reason}"):
@@ -66,7 +66,7 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
     assert tokens.shape[1:] == (model.prefix + model.grid[0] * model.grid[1], model.levels[-1].width)
     for queries in (None, model.prefix or None):
         each = model.head_logits(model.encode(images, queries))
-        assert len(each) == len(model.heads)
+        assert len(each) == len(model.classifiers)
         assert {logits.shape for logits in each} == {(1, 5)}
     if not model.final_norm or model.normed_maps:
         last = model.feature_maps(images)[-1]
@@ -154,3 +154,36 @@ def test_a_text_model_is_refused_where_images_are_expected() -> None:
         check_reads_images(Reader(None))
     check_reads_images(nn.Identity())
     check_reads_images(vitrail.create("resnet20_cifar"))
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("forward_features", r"tokens\(images\)"),
+        ("reset_classifier", r"vitrail.load\(…, classes=10\)"),
+        ("num_features", "feature_width"),
+        ("img_size", "config.image_size"),
+    ],
+)
+def test_a_name_of_timm_says_ours(name: str, ours: str) -> None:
+    model: Any = build_case("resnet")
+    with pytest.raises(AttributeError, match=f"ResNet has no {name}; use {ours}"):
+        getattr(model, name)
+    assert not hasattr(model, name)
+    with pytest.raises(AttributeError, match="no attribute 'forward_feature'"):
+        _ = model.forward_feature
+
+
+def test_blocks_are_named_by_levels_where_a_model_has_no_list_of_them() -> None:
+    assert len(build_case("vit").blocks) == 2
+    with pytest.raises(AttributeError, match="ResNet has no blocks; use levels"):
+        _ = build_case("resnet").blocks
+
+
+def test_heads_is_the_old_name_of_classifiers() -> None:
+    model = build_case("vit")
+    with pytest.warns(FutureWarning, match="`heads` of a model is now `classifiers`"):
+        assert model.heads == model.classifiers == (("class", "head"),)
+    with pytest.warns(FutureWarning, match="`heads` of ViT is now `classifiers`"):
+        model.heads = (("mean", "head"),)
+    assert model.classifiers == (("mean", "head"),)

@@ -1,4 +1,7 @@
-"""Windows of a grid: cut and joined, padded and shifted; attention within them equals that of all tokens and a mask."""
+"""Windows of a grid: cut and joined, padded and shifted; attention within them equals that of all tokens and a mask.
+
+Their constant tensors are made once per size, can be used in training afterwards, and are not kept while compiling.
+"""
 
 import math
 
@@ -6,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from support.noisy_weights import add_weight_noise
+from torch import Tensor
 
 from vitrail.base.errors import ConfigError
 from vitrail.inspection.attention.attention_distance import patch_distances, window_attention_distance
 from vitrail.inspection.explain.explainer import multiply_row_in_windows
 from vitrail.layers.attention import attention_weights
-from vitrail.models.parts.windows import OffsetBias, WindowAttention, Windows
+from vitrail.models.parts.windows import OffsetBias, WindowAttention, Windows, remember_tensor
 
 CASES = {
     "whole": Windows((4, 6), (2, 3)),
@@ -118,3 +122,37 @@ def test_windows_follow_the_grid() -> None:
     assert layer.cut((3, 2)) == Windows((3, 2), (3, 2))
     with pytest.raises(ConfigError, match=r"grid \(2, 3\) for 5 tokens; expected \(rows, columns\) of as many tokens"):
         layer(torch.zeros(1, 5, 8), (2, 3))
+
+
+MADE = list[int]()
+
+
+@remember_tensor
+def make_places(size: int) -> Tensor:
+    MADE.append(size)
+    return torch.arange(size)
+
+
+def test_a_tensor_is_made_once_per_size() -> None:
+    MADE.clear()
+    assert make_places(3) is make_places(3)
+    assert make_places(4).shape == (4,)
+    assert MADE == [3, 4]
+
+
+def test_a_tensor_made_in_inference_mode_can_be_used_in_training() -> None:
+    with torch.inference_mode():
+        make_places(5)
+    table = torch.ones(2, 6, requires_grad=True)
+    table.index_select(1, make_places(5)).sum().backward()
+    assert table.grad is not None
+    assert table.grad.sum() == 10
+
+
+def test_nothing_is_kept_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    MADE.clear()
+    with monkeypatch.context() as compiling:
+        compiling.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert make_places(7) is not make_places(7)
+    assert make_places(7) is make_places(7)
+    assert MADE == [7, 7, 7]

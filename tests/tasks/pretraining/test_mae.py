@@ -24,7 +24,7 @@ from vitrail.data.batch import Batch
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.rng import make_view_keys
 from vitrail.models import FAMILIES
-from vitrail.models.catalog.catalog import load_family
+from vitrail.models.catalog.families import load_family
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

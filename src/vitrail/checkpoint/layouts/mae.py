@@ -13,7 +13,7 @@ from vitrail.checkpoint.family_recognition import choose_source, get_source, is_
 from vitrail.checkpoint.layouts import deit, timm
 from vitrail.checkpoint.name_table import convert_to_our_tensors
 from vitrail.checkpoint.weight_files import RawContents
-from vitrail.models.base.name_entries import make_entry
+from vitrail.models.base.checkpoint_side import make_entry
 from vitrail.models.names.hf_names import HF_VIT_TABLE
 
 NAME = "mae"

@@ -124,7 +124,7 @@ def choose_features(loaded: LoadedModel, module: nn.Module, name: str, layer: st
     if not loaded.classes:
         return module
     if declared is not None:
-        return partial(compute_head_inputs, declared, tuple(module for _, module in declared.heads))
+        return partial(compute_head_inputs, declared, tuple(module for _, module in declared.classifiers))
     layers = [(key, part) for key, part in module.named_modules() if isinstance(part, nn.Linear)]
     heads = [key for key, part in layers if part.out_features == loaded.classes]
     if not heads:

@@ -13,7 +13,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
 from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, RED
 from vitrail.base.text import format_count
-from vitrail.models.parts.reduced_attention import ReducedGrid
+from vitrail.models.parts.attention import ReducedGrid
 from vitrail.models.parts.windows import Windows
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.layers.attention import Attention, AttentionLayer, attention_weights, split_heads
 from vitrail.layers.positions import Grid
 from vitrail.models.base.contract import ImageModel, find_image_model, unwrap_compiled
-from vitrail.models.catalog.catalog import load_built_in_families
-from vitrail.models.parts.reduced_attention import ReducedGrid, TwoGridAttention
+from vitrail.models.catalog.families import load_built_in_families
+from vitrail.models.parts.attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.windows import WindowAttention, WindowMixing, Windows
 
 AnyAttention = Attention | AttentionLayer

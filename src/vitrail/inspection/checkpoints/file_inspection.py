@@ -37,7 +37,7 @@ from vitrail.layers.pool import AttentionPool
 from vitrail.models.base.checks import ImageConfig, pair
 from vitrail.models.base.contract import ImageModel, Model
 from vitrail.models.base.family import Family
-from vitrail.models.catalog.catalog import load_built_in_families
+from vitrail.models.catalog.families import load_built_in_families
 
 # fields that neither files nor weights determine
 RUNTIME_FIELDS = ("dropout", "attention_dropout", "stochastic_depth", "stage_dropout", "mlp_dropout", "dynamic")
@@ -314,9 +314,9 @@ def describe_head(model: Model) -> str:
         return f"{model.config.vocabulary} tokens"
     is_map = model.attention_pool and isinstance(model.get_submodule(model.attention_pool), AttentionPool)
     pool = " on attention pooling (MAP)" if is_map else ""
-    if not model.heads:
+    if not model.classifiers:
         return f"none, features{pool}" if pool else "none"
     kind = "tanh layer and linear" if vars(model.config).get("head") == "mlp" else "linear"
-    if len(model.heads) == 2:
+    if len(model.classifiers) == 2:
         kind = "distilled, two linear"
     return f"{kind}, {model.config.classes} classes{pool}"

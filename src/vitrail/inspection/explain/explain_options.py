@@ -18,7 +18,7 @@ from vitrail.inspection.attention.capture import (
 from vitrail.inspection.attention.rollout import HEAD_FUSIONS, HeadFusion
 from vitrail.layers.attention import Attention
 from vitrail.models.base.contract import ImageModel
-from vitrail.models.parts.reduced_attention import TwoGridAttention
+from vitrail.models.parts.attention import TwoGridAttention
 from vitrail.models.parts.windows import WindowAttention
 
 ExplainMethod = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms"]

@@ -3,11 +3,51 @@
 Plain data and small functions of shapes and configs. `vitrail.checkpoint` reads, writes and adapts files with them.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from vitrail.models.base.name_entries import NameEntry
+import torch
+from torch import Tensor
+
+from vitrail.base.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class TensorTransform:
+    """Convert a tensor from a layout's arrangement, perhaps in several parts, and back, given the number of heads."""
+
+    to_ours: Callable[[list[Tensor]], Tensor]
+    to_theirs: Callable[[Tensor, int], list[Tensor]]
+
+
+IDENTITY = TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor])
+THREE_PARTS = TensorTransform(torch.cat, lambda tensor, _: list(tensor.chunk(3)))  # queries, keys and values
+TWO_PARTS = TensorTransform(torch.cat, lambda tensor, _: list(tensor.chunk(2)))  # gates and values
+
+
+@dataclass(frozen=True)
+class NameEntry:
+    """One row of a name table, for both directions: our tensor is made of one or more of theirs.
+
+    In a name, # stands for a number, % for a number that the layout counts from 1 and we from 0, ~ for one that the
+    layout counts from 0 and we from 1, = for the number before it again, * for weight or bias.
+    """
+
+    theirs: tuple[str, ...]
+    ours: str
+    transform: TensorTransform = IDENTITY
+
+
+def make_entry(theirs: str | Iterable[str], ours: str, transform: TensorTransform = IDENTITY) -> NameEntry:
+    return NameEntry((theirs,) if isinstance(theirs, str) else tuple(theirs), ours, transform)
+
+
+def make_same_name_entries(*names: str) -> tuple[NameEntry, ...]:
+    """Rows of tensors that have our names in the layout."""
+    return tuple(NameEntry((name,), name) for name in names)
+
 
 TensorShapes = Mapping[str, tuple[int, ...]]  # under our names
 ConfigFields = Mapping[str, Any]
@@ -68,3 +108,61 @@ class CheckpointSide:
     heads_by_width: bool = False  # whether files of the same width as a preset have its number of attention heads
     implied: Mapping[str, Any] = field(default_factory=dict[str, Any])  # values of fields that the config does not have
     general_family: str = ""  # a family that has the fields of `implied` and computes the same
+
+
+def get_tensor_shape(shapes: TensorShapes, name: str, dimensions: int) -> tuple[int, ...]:
+    if name not in shapes:
+        raise CheckpointError(f"{name} is missing; expected the tensors of a Vision Transformer or a convnet")
+    if len(shapes[name]) != dimensions or 0 in shapes[name]:
+        raise CheckpointError(f"{name} has shape {shapes[name]}; expected {dimensions} dimensions")
+    return shapes[name]
+
+
+def count_classes(shapes: TensorShapes, head: str) -> int:
+    """Rows of the head's weight; 0 without a head."""
+    return get_tensor_shape(shapes, head, 2)[0] if head in shapes else 0
+
+
+def count_distinct_numbers_in_names(names: Mapping[str, object], pattern: str) -> int:
+    """How many different numbers the first group of `pattern` has in the names: blocks, stages."""
+    return len({match[1] for name in names if (match := re.match(pattern, name))})
+
+
+def count_stage_blocks(shapes: TensorShapes, stage: str, block: str, first: int = 1) -> tuple[int, ...]:
+    """Number of blocks in each stage, from the numbers in the names; stages are counted from `first`."""
+    stages = count_distinct_numbers_in_names(shapes, stage)
+    return tuple(count_distinct_numbers_in_names(shapes, block.format(n)) for n in range(first, first + stages))
+
+
+def describe_stages(
+    shapes: TensorShapes, channels: int, stages: tuple[int, ...], widths: tuple[int, ...], head: str = "head.weight"
+) -> dict[str, Any]:
+    """Fields of every model of stages; its weights do not tell the image size."""
+    classes = count_classes(shapes, head)
+    return {"image_size": (224, 224), "channels": channels, "classes": classes, "stages": stages, "widths": widths}
+
+
+def find_published_heads(presets: Mapping[str, Any], widths: tuple[int, ...]) -> dict[str, Any]:
+    """The field `heads` of the published model of these widths, since weights do not tell; nothing for other widths."""
+    return next(({"heads": each.heads} for each in presets.values() if each.widths == widths), {})
+
+
+BATCH_NORM_PARTS = ("*", "running_mean", "running_var", "num_batches_tracked")
+ARGUMENTS_IN_SHAPES = ("in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm", "group_size")
+
+
+def list_batch_norm_names(name: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{part}" for part in BATCH_NORM_PARTS)
+
+
+def make_preset_card(config: ConfigFields, family: str, presets: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a preset: timm opens a folder of a convnet only if it is one of its own models."""
+    shape = config.keys() - {"image_size", "channels", "classes"}
+    same = (name for name, each in presets.items() if all(asdict(each)[key] == config[key] for key in shape))
+    name = next(same, None)
+    if name is None:
+        raise CheckpointError(
+            f"timm cannot open a folder of a custom {family}; expected OUT.safetensors or OUT.pth, "
+            f"or a preset: {', '.join(presets)}"
+        )
+    return {"architecture": name, "num_classes": config["classes"], "model_args": {"in_chans": config["channels"]}}

@@ -7,6 +7,7 @@ B batch, E prefix tokens, n = h·w patches, N = E + n tokens, D width, L layers.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,25 @@ def make_patch_sizes(stride: Grid, *, dynamic: bool) -> ImageSizes:
     return ImageSizes(multiple=stride, minimum=stride) if dynamic else ImageSizes()
 
 
+TIMM_NAMES = {  # what a user of timm looks for → ours
+    "blocks": "levels, which names the blocks of each resolution",
+    "default_cfg": "the preprocessing of vitrail.open_model(…)",
+    "embed_dim": "feature_width, or config.width",
+    "feature_info": "levels",
+    "forward_features": "tokens(images)",
+    "forward_head": "logits(tokens)",
+    "forward_intermediates": "feature_maps(images)",
+    "get_classifier": "get_submodule(name) for each name in classifiers",
+    "get_intermediate_layers": "feature_maps(images)",
+    "img_size": "config.image_size",
+    "num_classes": "config.classes",
+    "num_features": "feature_width",
+    "num_prefix_tokens": "prefix",
+    "pretrained_cfg": "the preprocessing of vitrail.open_model(…)",
+    "reset_classifier": "vitrail.load(…, classes=10), which replaces the head",
+}
+
+
 class Model(nn.Module):
     """A module that is built from its config."""
 
@@ -87,7 +107,7 @@ class ImageModel(Model):
     prefix_tokens: tuple[str, ...] = ()  # tokens before the patches, by name: class, distill, register0, …
     memory_tokens: int = 0  # tokens of each layer's own, between prefix and patches, that only its attention reads
     prefix_level: int = 0  # the level, from 0, that the prefix tokens join at
-    heads: tuple[tuple[str, str], ...] = ()  # what each head reads (a token, mean, map) and its module; () if no head
+    classifiers: tuple[tuple[str, str], ...] = ()  # what each head reads (a token, mean, map), its module; (): no head
     classifier_tokens: tuple[str, ...] = ()  # prefix tokens that the output is the mean of; (): all patches
     attention_pool: str = ""  # the module that pools the patches with its `weights`; empty: their mean
     merging_module: str = ""  # the module that merges all patches into a few tokens with its `weights`; empty: none
@@ -103,6 +123,24 @@ class ImageModel(Model):
     one_size_export_reason: str = ""  # why an exported file takes one image size; empty if it can take all `sizes`
     no_masking_reason: str = ""  # why a patch cannot be replaced by a mask token; empty if it can
     no_dropping_reason: str = ""  # why blocks need all patches; empty if some can be dropped before the first block
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):  # called for names that the model does not have: those of its modules, and timm's
+            if name in TIMM_NAMES and name not in self._modules:
+                raise AttributeError(f"{type(self).__name__} has no {name}; use {TIMM_NAMES[name]}")
+            return super().__getattr__(name)  # modules and parameters
+
+    @property
+    def heads(self) -> tuple[tuple[str, str], ...]:
+        """The old name of `classifiers`: in configs and layers, `heads` are those of the attention."""
+        warn("`heads` of a model is now `classifiers`", FutureWarning, stacklevel=2)
+        return self.classifiers
+
+    @heads.setter
+    def heads(self, classifiers: tuple[tuple[str, str], ...]) -> None:
+        warn(f"`heads` of {type(self).__name__} is now `classifiers`", FutureWarning, stacklevel=2)
+        self.classifiers = classifiers
 
     @property
     def grid(self) -> Grid:
@@ -146,7 +184,7 @@ class ImageModel(Model):
         return self.head(tokens[:, 0])
 
     def head_logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """The output of each of the `heads` for `tokens`: (B, N, D) → (B, classes), …"""
+        """The output of each of the `classifiers` for `tokens`: (B, N, D) → (B, classes), …"""
         return (self.logits(tokens),)
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
@@ -249,10 +287,12 @@ def check_declarations(model: Any) -> None:
         raise ConfigError(
             f"{describe_error(error)}; expected a model that calls super().__init__(config) and sets levels and sizes"
         ) from None
+    if type(model).heads is not ImageModel.heads:
+        raise ConfigError(f"{name} declares `heads`; expected `classifiers`, the new name")
     modules, weights = dict(model.named_modules(remove_duplicate=False)), dict(model.named_parameters())
     declared = {
         "levels": [block for level in levels for block in level.blocks],
-        "heads": [module for _, module in model.heads],
+        "classifiers": [module for _, module in model.classifiers],
         "final_norm": [model.final_norm] if type(model).encode is ImageModel.encode else [],
         "attention_pool": [model.attention_pool] if model.attention_pool else [],
         "merging_module": [model.merging_module] if model.merging_module else [],

@@ -1,13 +1,16 @@
 """The interface of an architecture: a config, a module built from it, and named presets."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.models.base.checkpoint_side import CheckpointSide
 from vitrail.models.base.contract import ImageModel, Model
+
+Config = TypeVar("Config")
 
 NEEDED_FIELDS = ("image_size", "channels", "classes")  # of a config, for models that read images
 FOREIGN_FIELD_NAMES = {  # of timm and transformers → ours, the first that a config has
@@ -41,6 +44,22 @@ FOREIGN_FIELD_NAMES = {  # of timm and transformers → ours, the first that a c
 }
 
 
+class Presets(Mapping[str, Config]):
+    """Configs by name, made when the first one is used: opening a file checks its own config only."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Config]]) -> None:
+        self.make = cache(make)
+
+    def __getitem__(self, name: str) -> Config:
+        return self.make()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.make())
+
+    def __len__(self) -> int:
+        return len(self.make())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """The last line of every model file, and all that the rest of the package knows about an architecture.
@@ -67,6 +86,11 @@ class Family:
             raise ConfigError(
                 f"the config of the family {self.name!r} has no {missing[0]}; expected {', '.join(NEEDED_FIELDS)}"
             )
+        if not isinstance(self.presets, Presets):  # those of the package are checked by its tests
+            self.check_presets()
+
+    def check_presets(self) -> None:
+        """Raise an error for a preset of another kind, or an alias without a preset."""
         for name, preset in self.presets.items():
             if type(preset) is not self.config:
                 kind, expected = type(preset).__name__, self.config.__name__

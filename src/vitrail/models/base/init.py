@@ -1,6 +1,8 @@
 """Weight initialization of layers as in the ViT authors' code, shared by all models."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -74,6 +76,39 @@ def init_small(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             module.reset_parameters()
+
+
+def init_as_pvt(model: nn.Module) -> None:
+    """Linear maps small, convolutions scaled by their outputs, norms the identity, as in PVT's code and its heirs'."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+        elif isinstance(module, nn.Conv2d):
+            outputs = module.weight[0, 0].numel() * module.out_channels // module.groups
+            nn.init.normal_(module.weight, std=math.sqrt(2 / outputs))
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def init_scaled_layers(model: nn.Module, blocks: Iterable[Any]) -> None:
+    """As in the code of BEiT and EVA-02: the last maps of the branches are divided by √(2·number of the block)."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        elif isinstance(module, LayerScale):
+            nn.init.constant_(module.gamma, module.start)
+    for name, weight in model.named_parameters():
+        if name.endswith(".qv_bias"):
+            nn.init.zeros_(weight)
+    for number, block in enumerate(blocks, start=1):
+        for last in (block.attn.proj, block.mlp.fc2):
+            last.weight.div_(math.sqrt(2 * number))
 
 
 def lecun_normal_(weight: Tensor) -> None:

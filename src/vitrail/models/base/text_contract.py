@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.models.base.contract import Model
 
 if TYPE_CHECKING:
-    from vitrail.models.text.text_stacks import TextStacks
+    from vitrail.models.text.layers import TransformerParts
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,6 @@ class TextModel(Model):
         """The attention of `decode`, and of `encode` if the `source` is given."""
         raise NotImplementedError
 
-    def find_stacks(self) -> "TextStacks | None":
+    def find_transformer_parts(self) -> "TransformerParts | None":
         """Its encoder and decoder, if they are those of a Transformer, for exports; None if they are not."""
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.models.base.family import Family
-from vitrail.models.catalog import catalog
+from vitrail.models.catalog import families
 
 INDEX_FILE = Path(__file__).with_name("families.json")
 DETAILS = ("model_type", "other_types", "prefix", "named_as_in_timm", "own_names")  # by which layouts are recognized
@@ -37,8 +37,8 @@ class FamilyEntry:
 def list_family_entries() -> Iterator[tuple[str, FamilyEntry]]:
     """The names and entries of all families; a family that is newer than the file is imported."""
     stored = read_index_file()
-    for name in catalog.FAMILIES:
-        yield name, stored[name] if name in stored else describe_family(catalog.load_family(name))
+    for name in families.FAMILIES:
+        yield name, stored[name] if name in stored else describe_family(families.load_family(name))
 
 
 @cache

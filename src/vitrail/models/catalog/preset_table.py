@@ -11,7 +11,7 @@ from vitrail.models.catalog.preset_list import list_presets
 from vitrail.models.catalog.pretrained import (
     PretrainedWeights,
     find_nearest_preset_with_weights,
-    read_pretrained_table,
+    list_weights_of_preset,
     unknown_model_error,
 )
 
@@ -23,7 +23,7 @@ def find_presets(pattern: str, *, pretrained: bool = False) -> list[str]:
         raise ConfigError(f"no model matches {pattern!r}; `vitrail models` lists all names")
     if not found:
         raise unknown_model_error(pattern)
-    kept = [name for name in found if not pretrained or name in read_pretrained_table()]
+    kept = [name for name in found if not pretrained or list_weights_of_preset(name)]
     if not kept:
         nearest = find_nearest_preset_with_weights(found[0])
         hint = (
@@ -43,11 +43,10 @@ def filter_presets(pattern: str) -> list[str]:
 
 def describe_presets(names: list[str], speeds: Mapping[str, float] | None = None) -> dict[str, dict[str, Any]]:
     """Costs, aliases, all public weights and the measured images per second of each preset, for JSON."""
-    table = read_pretrained_table()
     return {
         name: {
             **list_presets()[name],
-            "weights": [{"name": each.name, **asdict(each)} for each in table.get(name, ())],
+            "weights": [{"name": each.name, **asdict(each)} for each in list_weights_of_preset(name)],
             **({} if speeds is None else {"images_per_second": speeds.get(name)}),
         }
         for name in names
@@ -58,7 +57,7 @@ def list_preset_cells(names: list[str]) -> TableCells:
     """The cells of a table with one row per preset; its weights are the default ones."""
     rows = list[tuple[str, ...]]()
     for name in names:
-        entry, weights = list_presets()[name], read_pretrained_table().get(name, ())
+        entry, weights = list_presets()[name], list_weights_of_preset(name)
         rows.append(
             (
                 name,
@@ -76,7 +75,7 @@ def list_comparison_cells(names: list[str], speeds: Mapping[str, float] | None =
     """The cells of a table that compares presets, from the cheapest to the most expensive; text models come first."""
     rows = list[tuple[str, ...]]()
     for name in sorted(names, key=lambda each: list_presets()[each]["macs"] or 0):
-        entry, weights = list_presets()[name], read_pretrained_table().get(name, ())
+        entry, weights = list_presets()[name], list_weights_of_preset(name)
         row = (
             name,
             entry["family"],

@@ -18,6 +18,7 @@ from vitrail.models.catalog.preset_list import list_presets, resolve_alias
 
 TABLE_FILE = Path(__file__).with_name("pretrained.csv")
 PUBLISHED_STEM = re.compile(r"(.+)-[0-9a-f]{8}")  # facebook's file names, as torch.hub expects them
+BUCKET_ENDING = ".npz"
 BUCKET_ADDRESSES = ("gs://vit_models/", "https://storage.googleapis.com/vit_models/")  # of Google's own files
 
 
@@ -52,13 +53,24 @@ class PretrainedWeights:
 
 
 @cache
-def read_pretrained_table() -> Mapping[str, tuple[PretrainedWeights, ...]]:
-    """The weights of each preset that has some, the default first."""
-    table = dict[str, tuple[PretrainedWeights, ...]]()
+def read_table_file() -> Mapping[str, tuple[Mapping[str, str], ...]]:
+    """The rows of each preset that has weights, as text: parsing all of them takes longer than finding one."""
+    table = dict[str, tuple[Mapping[str, str], ...]]()
     with TABLE_FILE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            table[row["preset"]] = (*table.get(row["preset"], ()), parse_table_row(row))
+            table[row["preset"]] = (*table.get(row["preset"], ()), row)
     return table
+
+
+@cache
+def list_weights_of_preset(preset: str) -> tuple[PretrainedWeights, ...]:
+    """The default first; () if it has none."""
+    return tuple(map(parse_table_row, read_table_file().get(preset, ())))
+
+
+def read_pretrained_table() -> Mapping[str, tuple[PretrainedWeights, ...]]:
+    """The weights of each preset that has some, the default first."""
+    return {preset: list_weights_of_preset(preset) for preset in read_table_file()}
 
 
 def parse_table_row(row: Mapping[str, str]) -> PretrainedWeights:
@@ -88,16 +100,15 @@ def find_pretrained_weights(name: str) -> PretrainedWeights | None:
     is an error.
     """
     address = next((each for each in BUCKET_ADDRESSES if name.startswith(each)), "")
-    for each in list_pretrained_weights():
-        if each.bucket_file and each.bucket_file == name.removeprefix(address):
-            return each
+    if name.endswith(BUCKET_ENDING) and (found := find_weights_by_cell("bucket_file", name.removeprefix(address))):
+        return found
     if address:
         raise CheckpointError(f"{name} is not among the weights that have a name; download it and use the file")
     given, _, tag = name.partition(".")
     preset = resolve_alias(given)
     if preset is None:
         return None
-    by_tag = {each.tag: each for each in read_pretrained_table().get(preset, ())}
+    by_tag = {each.tag: each for each in list_weights_of_preset(preset)}
     if not by_tag:
         nearest = find_nearest_preset_with_weights(preset)
         hint = (
@@ -114,15 +125,24 @@ def find_pretrained_weights(name: str) -> PretrainedWeights | None:
 
 
 def find_weights_by_repository(repository: str) -> PretrainedWeights | None:
-    return next((each for each in list_pretrained_weights() if each.repository == repository), None)
+    return find_weights_by_cell("repository", repository)
+
+
+def find_weights_by_cell(column: str, text: str) -> PretrainedWeights | None:
+    """The first row with this text in a column."""
+    rows = (row for rows in read_table_file().values() for row in rows)
+    return next((parse_table_row(row) for row in rows if row[column] == text), None)
 
 
 def find_weights_by_file_name(path: Path) -> PretrainedWeights | None:
     """The weights that a file or folder is named after: PRESET.TAG, PRESET.TAG.safetensors, PRESET-a1311bcf.pth."""
-    exact = next((each for each in list_pretrained_weights() if each.name in (path.name, path.stem)), None)
     published = PUBLISHED_STEM.fullmatch(path.stem)
-    rows = read_pretrained_table().get(published[1], ()) if published else ()
-    return exact or next((each for each in rows if each.has_imagenet_classes), None)
+    preset = published[1] if published else path.name.partition(".")[0]
+    if preset not in list_presets():  # most names: the table is not read
+        return None
+    if published:
+        return next((each for each in list_weights_of_preset(preset) if each.has_imagenet_classes), None)
+    return next((each for each in list_weights_of_preset(preset) if each.name in (path.name, path.stem)), None)
 
 
 def find_nearest_preset_with_weights(preset: str) -> str | None:
@@ -150,7 +170,7 @@ def find_nearest_preset_with_weights(preset: str) -> str | None:
 
 def list_model_names() -> list[str]:
     """Presets with public weights, then the others, then all aliases: the order in which names are suggested."""
-    known, table = list_presets(), read_pretrained_table()
+    known, table = list_presets(), read_table_file()
     aliases = [alias for entry in known.values() for alias in entry["aliases"]]
     return [*sorted(known, key=lambda name: name not in table), *aliases]
 

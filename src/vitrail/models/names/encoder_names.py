@@ -8,9 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.name_entries import make_entry, make_same_name_entries
+from vitrail.models.base.checkpoint_side import (
+    count_classes,
+    count_distinct_numbers_in_names,
+    get_tensor_shape,
+    make_entry,
+    make_same_name_entries,
+)
 from vitrail.models.names.flax_names import ENCODER_TABLE
-from vitrail.models.names.tensor_shapes import count_classes, count_distinct_numbers_in_names, get_tensor_shape
 
 PATCH_KERNEL = "patch_embed.proj.weight"
 DEFAULT_LAYER_SCALE = 1e-5  # initial value of LayerScale; it cannot be read from trained weights

@@ -2,7 +2,7 @@
 
 import torch
 
-from vitrail.models.base.name_entries import IDENTITY, NameEntry, TensorTransform, make_entry
+from vitrail.models.base.checkpoint_side import IDENTITY, NameEntry, TensorTransform, make_entry
 
 OLD_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")  # of a block: numbered
 NEW_PART_NAMES = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")  # through, and by type

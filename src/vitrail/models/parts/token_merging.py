@@ -16,7 +16,7 @@ from vitrail.layers.attention import SelfAttention, attention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base.contract import ImageModel, unwrap_compiled
-from vitrail.models.parts.blocks import list_plain_blocks
+from vitrail.models.parts.encoder import list_plain_blocks
 
 SUPPORTED_MODELS_HINT = (
     "expected a ViT, DeiT, hybrid or T2T-ViT that adds its positions once, before the first block; or merge 0"

@@ -18,7 +18,7 @@ from vitrail.layers.attention import SelfAttention, attention, attention_weights
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base.contract import ImageModel, unwrap_compiled
-from vitrail.models.parts.blocks import list_plain_blocks
+from vitrail.models.parts.encoder import list_plain_blocks
 
 NO_GRID_REASON = "its layers drop tokens, more or fewer for each image"
 SUPPORTED_MODELS_HINT = (
@@ -34,7 +34,7 @@ def add_token_sampling(model: nn.Module, first: int = 3, samples: int | None = N
     The copy has logits; tokens and maps of a complete grid are those of the model it was made from.
     """
     model = unwrap_compiled(model)
-    patches, depth = count_patches(model)
+    patches, depth = count_patches_and_blocks(model)
     if type(first) is not int or not 0 <= first < depth:
         raise ConfigError(f"first is {first!r}; expected 0 to {depth - 1}, a block of the model")
     if samples is not None and (type(samples) is not int or not 2 <= samples <= patches):
@@ -48,7 +48,7 @@ def add_token_sampling(model: nn.Module, first: int = 3, samples: int | None = N
     return sampling
 
 
-def count_patches(model: nn.Module) -> tuple[int, int]:
+def count_patches_and_blocks(model: nn.Module) -> tuple[int, int]:
     """The numbers of patches and blocks of a model that supports sampling; an error for other models."""
     blocks = list_plain_blocks(model, SamplingBlocks, "sample", SUPPORTED_MODELS_HINT)
     assert isinstance(model, ImageModel)

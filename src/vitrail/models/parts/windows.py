@@ -4,7 +4,11 @@ B batch, n = h·w tokens, W windows of m = r·c tokens each, D width, H heads.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, wraps
+from math import isqrt
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +17,23 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
 from vitrail.layers.positions import Grid
-from vitrail.models.parts.constant_tensors import remember_tensor
+from vitrail.models.base.checkpoint_side import TensorTransform
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def remember_tensor(make: Function) -> Function:
+    """Keep the last results of a function of sizes and a device; its tensors must not be changed in place.
+
+    Tensors made while compiling or exporting are symbolic, so they are not kept.
+    """
+    kept = lru_cache(maxsize=32)(torch.inference_mode(mode=False)(make))  # else it could not be used in training later
+
+    @wraps(make)
+    def remembered(*args: Any) -> Any:
+        return make(*args) if torch.compiler.is_compiling() else kept(*args)
+
+    return cast("Function", remembered)
 
 
 def check_windows(windows: tuple[int, ...], image: Grid, stride: Grid, multiple: Grid) -> None:
@@ -258,3 +278,12 @@ class MaskedWindowAttention(WindowAttention):
                 mask, places.repeat(q.shape[0] // places.shape[0], 1, 1, 1).expand(-1, -1, q.shape[2], -1)
             )
         return q, k, v, mask
+
+
+def offsets_to_ours(parts: list[Tensor]) -> Tensor:
+    """Of query − key, ((2r−1)·(2c−1), H) → of key − query, (H, 2r−1, 2c−1), for square windows."""
+    side_length = isqrt(len(parts[0]))
+    return parts[0].T.reshape(-1, side_length, side_length).flip(1, 2)
+
+
+OFFSETS_BY_QUERY = TensorTransform(offsets_to_ours, lambda table, _: [table.flip(1, 2).flatten(1).T])

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, check_fields, check_heads
-from vitrail.models.base.family import Family
+from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
 from vitrail.models.base.text_contract import Memory, TextAttention, TextModel
-from vitrail.models.text.text_attention import MultiHeadAttention, Score, collect_weights
-from vitrail.models.text.text_decoder import DecoderState, TextDecoder, make_padding_mask
-from vitrail.models.text.text_layers import DecoderLayer, EncoderLayer, LayerSizes
-from vitrail.models.text.text_stacks import TextStacks
+from vitrail.models.text.attention import MultiHeadAttention, Score, collect_weights
+from vitrail.models.text.decoder import DecoderState, TextDecoder, make_padding_mask
+from vitrail.models.text.layers import DecoderLayer, EncoderLayer, LayerSizes, TransformerParts
 from vitrail.models.text.token_embedding import (
     OutputLayer,
     SequencePositions,
@@ -176,12 +175,12 @@ class Transformer(TextModel):
             cross=torch.stack(cross_maps, dim=1),
         )
 
-    def find_stacks(self) -> TextStacks | None:
+    def find_transformer_parts(self) -> TransformerParts | None:
         """None for a decoder alone."""
         if self.encoder is None or self.source_positions is None:
             return None
         encoder, decoder = self.encoder, self.decoder
-        return TextStacks(
+        return TransformerParts(
             sizes=self.config.layer_sizes,
             source_embed=self.source_embed or self.target_embed,
             source_positions=self.source_positions,
@@ -210,17 +209,19 @@ class Encoder(nn.Module):
 
 
 BASE = TransformerConfig()
-PRESETS = {
-    "transformer_base": BASE,
-    "transformer_big": replace(BASE, width=1024, heads=16, mlp_width=4096, dropout=0.3),
-    "transformer_tiny": replace(  # Wu 2021, for small data sets
-        BASE, vocabulary=10_000, width=128, encoder_depth=4, decoder_depth=4, heads=4, mlp_width=256, dropout=0.3
-    ),
-    "transformer_cpu": replace(  # ours
-        BASE, vocabulary=4_000, width=256, encoder_depth=3, decoder_depth=3, heads=4, mlp_width=512, norm="pre"
-    ),
-    "caption_cpu": replace(  # ours; reads the patches of a model of the same width, such as ViT-Ti
-        BASE, vocabulary=1_000, width=192, encoder_depth=0, decoder_depth=3, heads=3, mlp_width=384, norm="pre"
-    ),
-}
+PRESETS = Presets(
+    lambda: {
+        "transformer_base": BASE,
+        "transformer_big": replace(BASE, width=1024, heads=16, mlp_width=4096, dropout=0.3),
+        "transformer_tiny": replace(  # Wu 2021, for small data sets
+            BASE, vocabulary=10_000, width=128, encoder_depth=4, decoder_depth=4, heads=4, mlp_width=256, dropout=0.3
+        ),
+        "transformer_cpu": replace(  # ours
+            BASE, vocabulary=4_000, width=256, encoder_depth=3, decoder_depth=3, heads=4, mlp_width=512, norm="pre"
+        ),
+        "caption_cpu": replace(  # ours; reads the patches of a model of the same width, such as ViT-Ti
+            BASE, vocabulary=1_000, width=192, encoder_depth=0, decoder_depth=3, heads=3, mlp_width=384, norm="pre"
+        ),
+    }
+)
 FAMILY = Family(name="transformer", config=TransformerConfig, build=Transformer, presets=PRESETS)

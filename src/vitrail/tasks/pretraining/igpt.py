@@ -18,7 +18,7 @@ from vitrail.base.figures import CaptionedFigure
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.models.base.checks import pair
-from vitrail.models.catalog.catalog import find_preset
+from vitrail.models.catalog.families import find_preset
 from vitrail.models.igpt import IGPT
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request

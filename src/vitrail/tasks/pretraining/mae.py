@@ -23,7 +23,7 @@ from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.layers.positions import Grid, sinusoid_2d
 from vitrail.models.base.contract import ImageModel
-from vitrail.models.parts.blocks import make_blocks
+from vitrail.models.parts.encoder import make_blocks
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

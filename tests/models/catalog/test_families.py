@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from dataclasses import make_dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from torch import nn
 import vitrail
 from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.models.base.family import Family
-from vitrail.models.catalog.catalog import find_preset, load_built_in_families, load_family
+from vitrail.models.catalog.external_families import MOVED_MODULES
+from vitrail.models.catalog.families import find_preset, load_built_in_families, load_family
 from vitrail.models.vit import ViT, ViTConfig
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_family.py"
@@ -74,7 +77,7 @@ def test_list_models() -> None:
             r"cannot import the family 'no_such_package': ModuleNotFoundError: .*; expected a module or a \.py",
         ),
         ("missing.py:tiny", r"cannot import the family 'missing\.py': FileNotFoundError"),
-        ("json:tiny", r"'json' has no FAMILY; expected FAMILY = vitrail\.models\.family\.Family"),
+        ("json:tiny", r"'json' has no FAMILY; expected FAMILY = vitrail\.models\.base\.family\.Family"),
         (f"{EXAMPLE}:mixer_tinny", r"unknown model 'mixer_tinny'; did you mean 'mixer_tiny'\?"),
         (
             f"{EXAMPLE}",
@@ -130,15 +133,34 @@ def test_external_file_with_postponed_annotations_or_an_error(tmp_path: Path) ->
         vitrail.create(f"{broken}:tiny")
 
 
+@pytest.mark.parametrize("module", ["contract", "family", "checks"])
+def test_a_file_that_imports_a_module_by_its_old_path_says_the_new_one(module: str, tmp_path: Path) -> None:
+    file, new = tmp_path / "old.py", f"vitrail.models.base.{module}"
+    text = EXAMPLE.read_text("utf-8")
+    assert new in text
+    file.write_text(text.replace(new, f"vitrail.models.{module}"), "utf-8")
+    with pytest.raises(ConfigError, match=f"old.py imports vitrail.models.{module}, which is now {new}$") as caught:
+        vitrail.create(f"{file}:mixer_tiny")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_new_path_of_a_moved_module_exists() -> None:
+    for old, new in MOVED_MODULES.items():
+        assert find_spec(new) is not None
+        with pytest.raises(ModuleNotFoundError):
+            import_module(old)
+
+
 @pytest.mark.parametrize(
     ("declaration", "wrong", "message"),
     [
         ("config.width, config.depth)\n", "config.width, config.depth + 1)\n", r"levels of Mixer names 'blocks\.1'"),
-        ('"mean", "head"', '"mean", "fc"', "heads of Mixer names 'fc'"),
+        ('"mean", "head"', '"mean", "fc"', "classifiers of Mixer names 'fc'"),
         ("patch_embed.proj.weight", "stem.weight", r"first_filters of Mixer is 'stem\.weight'"),
         ("    first_filters", "    final_norm = 'end'\n    first_filters", "final_norm of Mixer names 'end'"),
         ("    first_filters", "    classifier_tokens = ('class',)\n    first_filters", "classifier_tokens .*'class'"),
-        ("self.sizes, self.heads = ImageSizes(), (", "self.heads = (", "no attribute 'sizes'; expected"),
+        ("    first_filters", "    heads = ()\n    first_filters", "Mixer declares `heads`; expected `classifiers`"),
+        ("self.sizes, self.classifiers = ImageSizes(), (", "self.classifiers = (", "no attribute 'sizes'; expected"),
     ],
 )
 def test_wrong_declarations_of_a_family_are_refused(declaration: str, wrong: str, message: str, tmp_path: Path) -> None:
@@ -153,7 +175,7 @@ def test_wrong_declarations_of_a_family_are_refused(declaration: str, wrong: str
 def test_inconsistent_family_is_refused() -> None:
     family = load_family("vit")
     with pytest.raises(
-        ConfigError, match=r"family 'own' is .*Linear.*; expected a subclass of vitrail\.models\.contract\."
+        ConfigError, match=r"family 'own' is .*Linear.*; expected a subclass of vitrail\.models\.base\.contract\."
     ):
         Family(name="own", config=family.config, build=nn.Linear, presets={})  # pyright: ignore[reportArgumentType]
     no_channels = make_dataclass("NoChannels", ["image_size", "classes"], frozen=True)

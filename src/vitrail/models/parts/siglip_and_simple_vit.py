@@ -1,4 +1,4 @@
-"""ViT presets that differ from the plain ones in more than their size, as fields of the config: SimpleViT and SigLIP.
+"""Presets of SigLIP and SimpleViT, fields of a ViT config that differ from the plain ones in more than their size.
 
 SigLIP (Zhai 2023, arXiv 2303.15343) and SigLIP 2 (Tschannen 2025, arXiv 2502.14786): the image tower, whose output is
 attention pooling of the patches, or in the `gap` presets their mean.
@@ -39,7 +39,7 @@ def make_siglip_fields(size: str, patch: int, pixels: int, pool: str) -> dict[st
     return {**SIZES[size], **kind, "activation": activation}
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
+SIGLIP_AND_SIMPLE_FIELDS: dict[str, dict[str, Any]] = {
     **{
         f"simple_vit_{size}_patch{patch}_224": {
             **SIZES[size],
@@ -60,7 +60,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for pixels in (*sizes, *GAP_ONLY.get((size, patch), ()))
     },
 }
-VARIANT_ALIASES = {
+SIGLIP_AND_SIMPLE_ALIASES = {
     **{f"SimpleViT-{LETTERS[size]}/{patch}": f"simple_vit_{size}_patch{patch}_224" for size, patch in SIMPLE},
     **{
         f"SigLIP-{LETTERS[size]}/{patch}{'' if pixels == sizes[0] else f'@{pixels}'}": (

@@ -9,7 +9,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from vitrail.models.text.text_attention import CrossAttention, Score, TextSelfAttention
+from vitrail.models.text.attention import CrossAttention, Score, TextSelfAttention
+from vitrail.models.text.token_embedding import OutputLayer, SequencePositions, TokenEmbedding
 
 NORM_EPS = 1e-5
 
@@ -120,3 +121,19 @@ class DecoderLayer(nn.Module):
         x = self.norm1(x + self.drop(self.attn(x)))
         x = self.norm2(x + self.drop(self.cross(x, memory, mask)))
         return self.norm3(x + self.drop(self.mlp(x)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerParts:
+    """An encoder and a decoder of `EncoderLayer` and `DecoderLayer`, and what is around them."""
+
+    sizes: LayerSizes
+    source_embed: TokenEmbedding
+    source_positions: SequencePositions
+    encoder: tuple[EncoderLayer, ...]
+    encoder_norm: nn.Module  # after the stack; an identity after post-norm layers
+    target_embed: TokenEmbedding
+    target_positions: SequencePositions
+    decoder: tuple[DecoderLayer, ...]
+    decoder_norm: nn.Module
+    output: OutputLayer

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from support.text_models import TEXT_CASES, build_text_model, draw_sentences, pad_rows, read_source
 from support.uncached_text_model import UncachedTextModel
 
-from vitrail.models.parts.row_product import MAX_ROWS, multiply_rows
-from vitrail.models.text.key_values import find_moved, take_rows
-from vitrail.models.text.text_decoder import list_sentences
+from vitrail.models.text.decoder import find_moved, list_sentences, take_rows
+from vitrail.models.text.token_embedding import MAX_ROWS, multiply_rows
 
 
 @pytest.mark.parametrize("shape", [(40, 24), (520, 260)], ids=["small", "large"])
