@@ -80,9 +80,11 @@ class FeaturePass:
     preprocessing: Preprocessing
     missing: Sequence[tuple[FeatureSource, ArrayFile]]
 
-    @property
-    def image_count(self) -> int:
-        return int((~np.all([file.valid for _, file in self.missing], axis=0)).sum())
+    def list_images(self, batch: int) -> NDArray[np.int64]:
+        """The images of all batches with a missing row: an image in another batch may have other last digits."""
+        missing = np.flatnonzero(~np.all([file.valid for _, file in self.missing], axis=0))
+        every = np.arange(len(self.dataset))
+        return every[np.isin(every // batch, missing // batch)]
 
 
 def store_features(
@@ -102,7 +104,9 @@ def store_features(
                 by_preprocessing.setdefault(source.preprocessing, []).append((source, file))
         passes += [(number, FeaturePass(dataset, how, missing)) for how, missing in by_preprocessing.items()]
     unreadable: list[dict[int, str]] = [{} for _ in datasets]
-    with track_progress(progress, sum(each.image_count for _, each in passes), "computing features") as advance:
+    with track_progress(
+        progress, sum(len(each.list_images(store.batch)) for _, each in passes), "computing features"
+    ) as advance:
         for number, each in passes:
             unreadable[number] |= run_pass(each, store, advance)
     for (number, _), file in files.items():
@@ -128,19 +132,21 @@ def run_pass(work: FeaturePass, store: FeatureStore, advance: Callable[[int], ob
         for source, _ in work.missing:
             if source.module is not None:
                 stack.enter_context(temporary_eval_mode(source.module, store.device))
-        missing = np.flatnonzero(~np.all([file.valid for file in files], axis=0))
-        dataset = work.dataset if len(missing) == len(work.dataset) else DatasetSubset(work.dataset, missing)
+        needed = work.list_images(store.batch)
+        dataset = work.dataset if len(needed) == len(work.dataset) else DatasetSubset(work.dataset, needed)
         for each in evaluation_batches(dataset, work.preprocessing, batch=store.batch, workers=store.workers):
-            indices = missing[first : first + store.batch]
-            readable = missing[each["indices"].numpy()]
+            indices = needed[first : first + store.batch]
+            readable = needed[each["indices"].numpy()]
             first += len(indices)
             if store.strict and each.skipped:
                 raise DataError(each.skipped[0])
             unreadable.update(zip(np.setdiff1d(indices, readable).tolist(), each.skipped, strict=True))  # in one order
-            if each.size:
+            lacking = [np.flatnonzero(~file.valid[readable]) for file in files]
+            if any(map(len, lacking)):
                 images = normalise(each["images"].to(store.device), work.preprocessing)
-                for source, file in work.missing:
-                    file.write(readable, compute_checked_features(source, images).cpu().numpy())
+                for (source, file), rows in zip(work.missing, lacking, strict=True):
+                    if len(rows):
+                        file.write(readable[rows], compute_checked_features(source, images).cpu().numpy()[rows])
             advance(len(indices))
     return unreadable
 
