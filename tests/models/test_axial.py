@@ -12,8 +12,8 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
-from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.checkpoint import read, write
+from vitrail.base.errors import ConfigError
+from vitrail.checkpoint import read
 from vitrail.inspection.attention.capture import capture_attention, capture_tokens, find_attention_layers
 from vitrail.inspection.explain.explainer import Explainer
 from vitrail.layers.attention import SelfAttention, attention, attention_weights, merge_heads
@@ -140,7 +140,6 @@ def test_output_shape_and_gradients_of_every_weight() -> None:
     for (name, _), gradient, again in zip(model.named_parameters(), *gradients, strict=True):
         assert gradient.abs().sum() > 0, name
         assert torch.equal(gradient, again), name
-    assert not Axial(TOY)(images).any()  # untrained: equal probabilities
 
 
 def test_tables_are_the_only_source_of_positions() -> None:
@@ -182,8 +181,6 @@ def test_dynamic_equals_loading_at_another_size(tmp_path: Path) -> None:
     tables = [f"blocks.{n}.attn_rows.pos_columns" for n in range(2)]
     assert result.report.resized == dict.fromkeys(tables, "timm positions, 3×1 to 6×1")
     assert torch.equal(loaded.state_dict()[tables[0]], resample(model.blocks[0].attn_rows.table, (3, 1), (6, 1)))
-    with pytest.raises(CheckpointError, match=r"timm cannot represent a model of the family 'axial'"):
-        write(model, tmp_path / "theirs", "timm")
 
 
 def test_captured_maps_and_gradients_are_those_of_the_forward_pass() -> None:

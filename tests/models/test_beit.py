@@ -9,9 +9,6 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from support.family_checks import (
-    count_parameters,
-)
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
 from timm.models.beit import Beit as TimmBeit
@@ -70,9 +67,9 @@ def images(*size: int) -> Tensor:
 def test_presets_have_as_many_parameters_as_in_timm(name: str) -> None:
     with torch.device("meta"):
         theirs: Any = timm.create_model(name)
-        block: Any = vitrail.create(name).blocks[0]
-    assert count_parameters(name) == sum(each.numel() for each in theirs.parameters())
-    assert block.norm1.eps == theirs.blocks[0].norm1.eps
+        ours: Any = vitrail.create(name)
+    assert sum(each.numel() for each in ours.parameters()) == sum(each.numel() for each in theirs.parameters())
+    assert ours.blocks[0].norm1.eps == theirs.blocks[0].norm1.eps
     assert PRESETS[name].layer_scale == theirs.blocks[0].init_values
     assert PRESETS[name].heads == theirs.blocks[0].attn.num_heads
 
@@ -225,18 +222,12 @@ def test_a_bias_is_that_of_its_offset() -> None:
 
 def test_initial_weights_are_those_of_the_authors() -> None:
     model: Any = Beit(replace(TOY, width=64, stochastic_depth=0.2))
-    assert not model(images()).any()  # untrained: equal probabilities
     for number, block in enumerate(model.blocks, start=1):
         assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.05)
         assert block.mlp.fc2.weight.std().item() == pytest.approx(0.02 / (2 * number) ** 0.5, rel=0.05)
         assert not block.attn.position_bias.offsets.any()
         assert block.ls2.gamma.unique().tolist() == [pytest.approx(1e-5)]
     assert [block.drop_path.rate for block in model.blocks] == [0, 0.2]
-    trained = toy().train()
-    trained(images()).square().sum().backward()
-    for name, parameter in trained.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.any(), name
 
 
 def test_layer_decay_levels() -> None:

@@ -11,7 +11,7 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor
 
 import vitrail
-from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint import load, read, write
 from vitrail.models.cait import PRESETS, CaiT, CaiTConfig, TalkingHeads
 from vitrail.tasks.classification import Classification
@@ -81,20 +81,10 @@ def test_shapes() -> None:
     assert (model.grid, model.prefix) == ((2, 3), 1)
     assert model.tokens(images()).shape == (2, 7, 16)
     assert model.encode(images(), queries=1).shape == (2, 1, 16)
-    assert not model(images()).any()  # untrained: equal probabilities
     assert CaiT(replace(TOY, classes=0))(images()).shape == (2, 16)
     add_weight_noise(model)
     x = images()
     torch.testing.assert_close(model(x), model.logits(model.tokens(x)))
-
-
-def test_every_weight_gets_a_gradient() -> None:
-    model = add_weight_noise(CaiT(TOY), std=0.2).train()
-    model(images()).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        ignored = name.endswith("proj_l.bias")  # the softmax ignores a constant per head
-        assert ignored or parameter.grad.abs().sum() > 0, name
 
 
 def test_dropout_and_stochastic_depth_act_in_the_blocks_of_patches() -> None:
@@ -155,12 +145,6 @@ def test_save_and_load_at_another_size(tmp_path: Path) -> None:
     same.load_state_dict(model.state_dict())
     larger = images(32, 48)
     torch.testing.assert_close(loaded.model.tokens(larger), same.tokens(larger))
-
-
-@pytest.mark.parametrize("to", ["hf", "torchvision", "google", "dino", "mae"])
-def test_unsupported_layouts_are_refused(to: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"{to} cannot represent a model of the family 'cait'"):
-        write(CaiT(TOY), tmp_path / "theirs", to)
 
 
 def test_layer_decay_levels() -> None:

@@ -10,7 +10,7 @@ from support.noisy_weights import add_weight_noise
 from torch import Tensor, nn
 from vit_pytorch.cct import CCT as Peer  # noqa: N811
 
-from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint import load, write
 from vitrail.layers.attention import merge_heads
 from vitrail.models.cct import CCT, NEIGHBOUR_OFFSETS, CCTConfig, LocalAttention
@@ -75,21 +75,11 @@ def test_output_equals_vit_pytorch(
     torch.testing.assert_close(model(images), peer(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [TOY, VARIANT], ids=["published", "variant"])
-def test_every_weight_gets_a_gradient(config: CCTConfig) -> None:
-    model = add_weight_noise(CCT(config)).train()
-    model(torch.randn(4, 3, 16, 8)).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert name == "attn_pool.bias" or parameter.grad.abs().sum() > 0, name  # the softmax ignores a common bias
-
-
 def test_shapes() -> None:
     images = torch.randn(2, 3, 16, 8)
     model = CCT(TOY).eval()
     assert model.grid == (4, 2)
     assert model.tokens(images).shape == (2, 8, 16)
-    assert not model(images).any()  # untrained: equal probabilities
     assert CCT(replace(TOY, classes=0))(images).shape == (2, 16)
     assert CCT(VARIANT).grid == (4, 2)
     assert CCT(replace(VARIANT, pools=3)).grid == (2, 1)
@@ -135,11 +125,8 @@ def test_dynamic_size(config: CCTConfig) -> None:
         model(torch.randn(1, 3, 12, 10))
 
 
-@pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google", "deit", "dino", "mae"])
-def test_only_our_layout_supports_it(to: str, tmp_path: Path) -> None:
+def test_our_layout_keeps_it(tmp_path: Path) -> None:
     model = add_weight_noise(CCT(VARIANT))
-    with pytest.raises(CheckpointError, match=f"{to} cannot represent a model of the family 'cct'"):
-        write(model, tmp_path / "theirs", to)
     write(model, tmp_path / "ours")
     back = load(tmp_path / "ours")
     images = torch.randn(2, 3, 16, 8)

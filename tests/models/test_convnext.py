@@ -49,10 +49,11 @@ def test_presets_have_the_tensors_of_timm(name: str) -> None:
         ours = vitrail.create(name)
         other: Any = timm.create_model(name)
     convolutions = name.endswith(("atto", "femto", "pico", "nano"))
-    for key, tensor in other.state_dict().items():
-        matrix = convolutions and "mlp" in key and key.endswith("weight")
-        assert ours.state_dict()[key].shape == (tensor.shape[:2] if matrix else tensor.shape)
-    assert len(ours.state_dict()) == len(other.state_dict())
+    expected = {
+        key: tensor.shape[:2] if convolutions and "mlp" in key and key.endswith("weight") else tensor.shape
+        for key, tensor in other.state_dict().items()
+    }
+    assert {key: tensor.shape for key, tensor in ours.state_dict().items()} == expected
     assert [level.stride[0] for level in ours.levels] == [each["reduction"] for each in other.feature_info]
     assert [level.width for level in ours.levels] == [each["num_chs"] for each in other.feature_info]
     check_preset_is_inferred(name)
@@ -84,7 +85,6 @@ def test_gradients_equal_timm() -> None:
 def test_initial_weights() -> None:
     torch.manual_seed(0)
     model: Any = ConvNeXt(replace(TOY, stochastic_depth=0.4, layer_scale=0.5))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [block.drop_path.rate for stage in model.stages for block in stage.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
     block = model.stages[3].blocks[0]

@@ -112,7 +112,6 @@ def test_width_is_shared_between_kernels() -> None:
 def test_initial_weights_rates_and_gradients() -> None:
     torch.manual_seed(0)
     model: Any = CrossFormer(replace(TOY, stochastic_depth=0.5, cooling=True))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [block.drop_path.rate for stage in model.layers for block in stage.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
     assert model.layers[1].blocks[0].mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)
@@ -136,9 +135,6 @@ def test_other_sizes_groups_and_classes_on_load(tmp_path: Path) -> None:
     assert found.model(images(32, 96)).shape == (2, 3)
     with pytest.raises(CheckpointError, match=r"widths is \(16, 32\) in the checkpoint"):
         read(tmp_path / "own", widths=(16, 64))
-    for to in ("timm", "hf"):
-        with pytest.raises(CheckpointError, match=f"{to} cannot represent a model of the family 'crossformer'"):
-            vitrail.save(toy(), tmp_path / "theirs", to=to)
 
 
 PHOTO = np.random.default_rng(0).random((60, 60, 3))

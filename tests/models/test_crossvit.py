@@ -141,7 +141,6 @@ def test_attention_is_shown_by_branch(tmp_path: Path) -> None:
 def test_gradients_and_initial_weights() -> None:
     torch.manual_seed(0)
     model: Any = CrossViT(TOY)
-    assert not model(images()).any()  # untrained: equal probabilities
     fusion = vitrail.create("CrossViT-S", depth=1).blocks[0].fusion[0]
     assert fusion.attn.wk.weight.std().item() == pytest.approx(0.02, rel=0.02)
     add_weight_noise(model, std=0.1).train()

@@ -107,15 +107,8 @@ def test_writing_for_transformers_is_refused(tmp_path: Path) -> None:
 def test_initial_weights() -> None:
     torch.manual_seed(0)
     model: Any = CvT(replace(TOY, stages=(2, 3), stochastic_depth=0.4))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [block.drop_path.rate for stage in (model.stage0, model.stage1) for block in stage.blocks]
     assert rates == pytest.approx([0, 0, 0, 0.2, 0.4])  # in the last stage only
-    model = toy().train()
-    tokens = model.tokens(images())
-    (model.logits(tokens).square().sum() + tokens.square().sum()).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from support.reference_logits import read_reference
 from torch import Tensor
 
 import vitrail
-from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.errors import ConfigError
 from vitrail.checkpoint import read, write
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.deepvit import DeepViT, DeepViTConfig, ReAttention
@@ -93,17 +93,10 @@ def test_only_the_last_blocks_reattend() -> None:
 
 
 @pytest.mark.parametrize("config", [TOY, CONV])
-def test_shapes_and_gradients(config: DeepViTConfig) -> None:
-    model = DeepViT(config)
-    assert not model.eval()(images()).any()  # untrained: equal probabilities
+def test_shapes(config: DeepViTConfig) -> None:
     assert DeepViT(replace(config, classes=0)).eval()(images()).shape == (2, 16)
     model, x = make(config), images()
     torch.testing.assert_close(model(x), model.logits(model.tokens(x)))
-    model.train()(x).square().sum().backward()
-    for name, weight in model.named_parameters():
-        ignored = name.endswith("reatten_matrix.bias")  # the norm removes a constant
-        assert weight.grad is not None, name
-        assert ignored or weight.grad.any(), name
 
 
 def test_recomputed_activations_give_equal_gradients() -> None:
@@ -139,8 +132,3 @@ def test_save_and_load_at_another_size(tmp_path: Path) -> None:
     same.load_state_dict(model.state_dict())
     larger = images(32, 48)
     torch.testing.assert_close(loaded.model.tokens(larger), same.tokens(larger))
-
-
-def test_layouts_of_others_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="timm cannot represent a model of the family 'deepvit'"):
-        write(DeepViT(TOY), tmp_path / "theirs.pth", "timm")

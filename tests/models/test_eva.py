@@ -174,17 +174,10 @@ def test_a_score_depends_on_the_offset_of_two_patches() -> None:
 
 def test_initial_weights() -> None:
     model: Any = Eva(replace(EVA02, width=64, stochastic_depth=0.2))
-    assert not model(images()).any()  # untrained: equal probabilities
     for number, block in enumerate(model.blocks, start=1):
         assert block.mlp.fc2.weight.std().item() == pytest.approx(0.02 / (2 * number) ** 0.5, rel=0.05)
         assert not block.attn.qkv.qv_bias.any()
     assert [block.drop_path.rate for block in model.blocks] == [0, 0.2]
-    for config in (DINO, EVA02):
-        trained = toy(config).train()
-        trained(images()).square().sum().backward()
-        for name, parameter in trained.named_parameters():
-            assert parameter.grad is not None, name
-            assert parameter.grad.any(), name
 
 
 def test_a_grid_of_more_tokens_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What every architecture does: learns the bundled images, exports with any batch, is inferred from its tensors.
+"""What every architecture does: starts from equal probabilities, trains every weight, exports, is inferred from shapes.
 
 The facts of a family are one row of a table; what only this family does is in its own file.
 """
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.family_cases import CASES, build_case
+from support.family_cases import CASES, SIZE, build_case
 from support.family_checks import check_learning, check_preset_is_inferred, measure_export_difference
 
 import vitrail
-from vitrail.base.errors import ConfigError
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.checkpoint.layout import list_layouts
 from vitrail.models.catalog.families import load_family
 
 FAST_EXPORTS = ("eva", "resnet", "swin")  # tokens, convolutions, windows; 5 CPU seconds each
@@ -132,6 +133,44 @@ def test_aliases_of_the_papers() -> None:
     with torch.device("meta"):
         for alias, preset in ALIASES.items():
             assert vitrail.create(alias).config == vitrail.create(preset).config
+
+
+TRAINED_IN_OWN_FILE = ("crossformer", "regionvit")  # not all weights have an effect in a toy of this size
+WITHOUT_EFFECT = ("proj_l.bias", "attn_pool.bias", "reatten_matrix.bias")  # constants that a softmax or a norm removes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_untrained_model_gives_equal_probabilities_and_every_weight_is_trained(case: str) -> None:
+    images, (name, own) = torch.randn(2, 3, *SIZE), CASES[case]
+    family = load_family(name)
+    untrained = family.build(family.configure(image_size=SIZE, classes=5, **own)).eval()
+    with torch.no_grad():
+        assert not untrained(images).any()
+    if name in TRAINED_IN_OWN_FILE:
+        return
+    model = build_case(case).train()
+    if model.no_tokens_reason:
+        loss = model(images).square().sum()
+    else:
+        tokens = model.tokens(images)
+        loss = sum((each.square().sum() for each in model.head_logits(tokens)), tokens.square().sum())
+    loss.backward()
+    for name, weight in model.named_parameters():
+        assert (weight.grad is not None) == weight.requires_grad, name
+        if weight.grad is not None and not name.endswith(WITHOUT_EFFECT):
+            assert weight.grad.isfinite().all(), name
+            assert weight.grad.any(), name
+
+
+@pytest.mark.parametrize("family", {name: None for name, _ in CASES.values()})
+def test_a_layout_without_names_for_a_family_is_refused(family: str, tmp_path: Path) -> None:
+    model = build_case(next(case for case, (name, _) in CASES.items() if name == family))
+    named = {source.layout for source in load_family(family).checkpoint.sources}
+    for layout in list_layouts():
+        if layout.name not in named and layout.name != "vitrail":
+            message = f"{layout.name} cannot represent a model of the family '{family}'"
+            with pytest.raises(CheckpointError, match=message):
+                vitrail.save(model, tmp_path / "theirs", to=layout.name)
 
 
 Invalid = dict[str, list[tuple[dict[str, Any], str]]]  # by family: fields, and the error

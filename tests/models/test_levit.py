@@ -105,16 +105,10 @@ def test_biases_are_not_kept_after_eval() -> None:
 def test_initial_weights() -> None:
     torch.manual_seed(0)
     model = LeViT(replace(TOY, stochastic_depth=0.1))
-    assert not model(images()).any()  # untrained: equal probabilities
     block: Any = model.get_submodule("stages.0.blocks.0")
     x = torch.randn(2, 25, 32)
     assert torch.equal(block(x, (5, 5)), x)  # branches start as zero
     assert block.drop_path.rate == 0.1
-    model = toy().train()
-    model(images()).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
 
 
 @pytest.mark.parametrize("answer", ["both", "class", "distill"])

@@ -146,7 +146,6 @@ def test_what_libraries_cannot_represent_is_refused(tmp_path: Path) -> None:
 def test_initial_weights() -> None:
     torch.manual_seed(0)
     model: Any = MaxViT(replace(TOY, stochastic_depth=0.2)).eval()
-    assert not model(images()).any()  # untrained: equal probabilities
     blocks = [block for stage in model.stages for block in stage.blocks]
     assert [block.attn_grid.drop_path.rate for block in blocks] == pytest.approx([0, 0.1, 0.2])
     assert blocks[2].attn_block.mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)

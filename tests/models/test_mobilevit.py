@@ -104,12 +104,6 @@ def test_gradients_equal_timm() -> None:
 
 def test_initial_weights() -> None:
     torch.manual_seed(0)
-    assert not MobileViT(TOY)(images()).any()  # untrained: equal probabilities
-    model = toy().train()
-    model(images()).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
     assert toy(classes=0)(images()).shape == (2, 96)
 
 

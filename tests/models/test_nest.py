@@ -136,7 +136,6 @@ def test_what_timm_cannot_represent_is_refused(tmp_path: Path) -> None:
 def test_initial_weights() -> None:
     torch.manual_seed(0)
     model: Any = NesT(replace(TOY, stochastic_depth=0.3))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [block.drop_path.rate for stage in model.stages for block in stage.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3])
     assert model.stages[0].pos_embed.std().item() == pytest.approx(0.02, rel=0.1)

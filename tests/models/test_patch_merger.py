@@ -64,15 +64,11 @@ def test_merging_costs_few_parameters_and_saves_half_of_the_work(size: str, widt
     assert 0.5 < macs[0] / macs[1] < 0.55
 
 
-def test_shapes_and_gradients() -> None:
+def test_shapes() -> None:
     model = MergedViT(TOY)
-    assert not model(images()).any()  # untrained: equal probabilities
     assert model.merge_after == 1
     assert MergedViT(replace(TOY, merge_after=2)).merge_after == 2
     assert MergedViT(replace(TOY, classes=0))(images()).shape == (2, 16)
-    add_weight_noise(model, std=0.2).train()
-    model(images()).square().sum().backward()
-    assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
 
 
 def test_save_and_load_at_another_size(tmp_path: Path) -> None:

@@ -103,15 +103,9 @@ def test_strides_are_those_measured_and_not_those_of_timm() -> None:
 def test_initial_weights_and_rates() -> None:
     torch.manual_seed(0)
     model: Any = PiT(replace(TOY, stochastic_depth=0.4, distilled=True))
-    assert not model(images()).any()  # untrained: equal probabilities
     assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.1)
     rates = [block.drop_path.rate for stage in model.transformers for block in stage.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3])  # of the authors: i/n, not i/(n − 1)
-    model = toy(distilled=True).train()
-    model(images()).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
 
 
 @pytest.mark.parametrize("answer", ["both", "class", "distill"])

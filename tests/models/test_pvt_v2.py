@@ -85,15 +85,8 @@ def test_gradients_equal_timm() -> None:
 def test_initial_weights() -> None:
     torch.manual_seed(0)
     model: Any = PVTv2(replace(TOY, stochastic_depth=0.4))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [block.drop_path.rate for stage in model.stages for block in stage.blocks]
     assert rates == pytest.approx([0, 0.2, 0.4])
-    for pooled in (False, True):
-        model = toy(pooled=pooled).train()
-        model(images()).square().sum().backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None, name
-            assert parameter.grad.abs().sum() > 0, name
 
 
 def test_wrong_sizes_are_refused() -> None:

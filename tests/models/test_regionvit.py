@@ -100,7 +100,6 @@ def test_padding_is_masked_as_in_the_authors_code() -> None:
 def test_initial_weights_rates_and_gradients() -> None:
     torch.manual_seed(0)
     model: Any = RegionViT(replace(TOY, stochastic_depth=0.4))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [model.get_submodule(name).drop_path.rate for name in model.sequence]
     assert rates == pytest.approx([0, 0.2, 0.4])
     assert model.layers[1].block[1].attn.position_bias.table.std().item() == pytest.approx(0.02, rel=0.3)

@@ -61,14 +61,9 @@ def test_gradients_and_statistics_equal_timm() -> None:
         torch.testing.assert_close(mine, its, msg=key)
 
 
-def test_shapes_and_gradients_of_every_weight() -> None:
+def test_shapes() -> None:
     model = RegNetY(TOY)
     images = torch.randn(4, 3, 64, 64)
-    assert not model(images).any()  # untrained: equal probabilities
-    add_weight_noise(model).train()(images).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
     side = 64 // 2 ** (1 + len(TOY.stages))
     assert model.tokens(images).shape == (4, side * side, TOY.widths[-1])
     assert RegNetY(replace(TOY, classes=0))(images).shape == (4, TOY.widths[-1])

@@ -93,7 +93,6 @@ def test_few_keys_have_a_width_of_their_own() -> None:
 def test_initial_weights_rates_and_gradients() -> None:
     torch.manual_seed(0)
     model: Any = ScalableViT(replace(TOY, stochastic_depth=0.3))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [model.get_submodule(name).drop_path.rate for name in model.sequence]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3])
     assert model.stages[1][0].mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)

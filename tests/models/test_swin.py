@@ -256,7 +256,6 @@ def test_other_windows_and_sizes(tmp_path: Path) -> None:
 def test_initial_weights(version: int) -> None:
     torch.manual_seed(0)
     model: Any = Swin(replace(TOY, version=version, stochastic_depth=0.3))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [block.drop_path.rate for layer in model.layers for block in layer.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3])
     block = model.layers[1].blocks[1]
@@ -264,11 +263,6 @@ def test_initial_weights(version: int) -> None:
     if version == 2:
         assert block.attn.logit_scale.exp().unique().tolist() == [pytest.approx(10)]
         assert not block.norm2.weight.any()
-    model = toy(version).train()
-    model(images()).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
 
 
 def test_recomputed_activations_give_equal_gradients() -> None:

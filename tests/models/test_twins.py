@@ -113,16 +113,10 @@ def test_timm_attends_to_padding() -> None:
 def test_initial_weights_and_rates() -> None:
     torch.manual_seed(0)
     model: Any = Twins(replace(TOY, stochastic_depth=0.4))
-    assert not model(images()).any()  # untrained: equal probabilities
     rates = [block.drop_path.rate for blocks in model.blocks for block in blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
     assert model.blocks[1][0].mlp.fc1.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert model.pos_block[1].proj[0].weight.std().item() == pytest.approx((2 / 9) ** 0.5, rel=0.1)
-    model = toy().train()
-    model(images()).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name
 
 
 def test_wrong_sizes_are_refused() -> None:
