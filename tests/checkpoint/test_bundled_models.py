@@ -18,8 +18,7 @@ from vitrail.data.text.pairs import SentencePairs
 from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
 from vitrail.evaluation.evaluation_data import find_default_data
 from vitrail.evaluation.text_evaluation import open_text_evaluation
-from vitrail.predict.model_checksums import compute_model_checksums
-from vitrail.predict.output.job_file import identify_model
+from vitrail.predict.model_checksums import compute_model_checksums, identify_model
 from vitrail.predict.translator import GREEDY
 
 NAMES = list(list_bundled_models())

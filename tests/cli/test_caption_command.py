@@ -1,5 +1,6 @@
 """vitrail caption, and vitrail train and eval for captions, on the command line."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from support.toy_captions import write_toy_captioner
 
 import vitrail
 from vitrail.data.captions.collages import CollageImages
+from vitrail.predict.output.row_files import RowFile
 
 Run = Callable[..., Any]
 TOY = ("--set", "width=16", "--set", "depth=1", "--set", "heads=2", "--set", "mlp_width=32", "--set", "patch_size=14")
@@ -74,6 +76,47 @@ def test_figures_and_arrays_are_written(vitrail_: Run, captioner: Path, collages
     assert vitrail_(*words, "--overwrite").code == 0
 
 
+def test_captions_in_files_of_every_format(vitrail_: Run, captioner: Path, collages: Path) -> None:
+    (collages / "bad.png").write_bytes(b"not an image")
+    words = ("caption", captioner, collages, "--length", 4, "-o")
+    for kind in ("jsonl", "csv", "tsv"):
+        result = vitrail_(*words, f"out.{kind}", "--n-best", 2)
+        assert (result.code, result.out.startswith(f"out.{kind}: 4 images, ")) == (2, True)
+        assert result.err.endswith(f"1 of 4 images could not be read; the results of the others are in out.{kind}\n")
+    assert vitrail_(*words, "out.txt").code == 2
+    records = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    names = [*(f"photos/{index}.png" for index in range(3)), "photos/bad.png"]
+    assert [each["file"] for each in records] == names
+    assert ["error" in each for each in records] == [False, False, False, True]
+    assert Path("out.txt").read_text().split("\n") == [*(each.get("caption", "") for each in records), ""]
+    for kind, separator in (("csv", ","), ("tsv", "\t")):
+        with Path(f"out.{kind}").open() as file:
+            rows = list(csv.DictReader(file, delimiter=separator))
+        assert [row["file"] for row in rows] == names
+        assert {*rows[0]} == {"file", "caption_1", "score_1", "caption_2", "score_2", "error"}
+        assert [row["caption_2"] for row in rows[:3]] == [each["alternatives"][0]["caption"] for each in records[:3]]
+        assert "not an image" in rows[3]["error"]
+    assert not list(Path().glob("*.partial"))
+
+
+@pytest.mark.parametrize("options", [("--beam", 2), ("--temperature", 2, "--seed", 3)])
+def test_captions_are_the_same_after_resuming(
+    vitrail_: Run, captioner: Path, collages: Path, options: tuple[object, ...]
+) -> None:
+    words = ("caption", captioner, collages, "--length", 4, "--batch", 2, *options, "-o")
+    assert vitrail_(*words, "whole.csv").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
+        assert vitrail_(*words, "out.csv").code == 130
+    rows = Path("out.csv.partial/rows.jsonl")
+    rows.write_bytes(rows.read_bytes().splitlines(keepends=True)[0] + b'{"file": "pho')
+    result = vitrail_(*words, "out.csv", "--resume")
+    assert "resuming: 1 image done, of which 0 could not be read" in result.err
+    assert "3 images, 2 of them now in" in result.out
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert vitrail_(*words, "out.csv", "--resume").out == "out.csv: complete\n"
+
+
 def test_an_unreadable_image_is_reported_and_skipped(vitrail_: Run, captioner: Path, collages: Path) -> None:
     (collages / "bad.png").write_bytes(b"not an image")
     result = vitrail_("caption", captioner, collages, "--length", 4)
@@ -90,6 +133,11 @@ def test_an_unreadable_image_is_reported_and_skipped(vitrail_: Run, captioner: P
         (("MODEL", "nothing.png"), "nothing.png"),
         (("MODEL", "photos", "--layer", 0), "--layer needs -o OUT, the folder for the figures"),
         (("MODEL", "photos", "--layer", 9, "-o", "out"), "--layer is 9; expected 0 to 1, the layers of the decoder"),
+        (("MODEL", "photos", "--svg", "-o", "out.csv"), "--svg needs -o OUT, the folder for the figures"),
+        (("MODEL", "photos", "--resume"), "--resume needs -o OUT, the file with the results"),
+        (("MODEL", "photos", "--resume", "-o", "out"), "--resume with the figures of out; expected a file of captions"),
+        (("MODEL", "photos", "--json", "-o", "out.csv"), "--json with -o out.csv; expected one of them"),
+        (("MODEL", "photos", "--n-best", 2, "-o", "out.txt"), "--n-best 2 for a text file"),
         (("MODEL", "photos", "--n-best", 9), "--n-best is 9; expected at most --beam, 4"),
         (("MODEL", "photos", "--beam", 0), "beam"),
     ],

@@ -87,10 +87,10 @@ def test_no_row_is_lost_or_repeated_when_one_of_three_is_killed(
 
 def stop_before_renaming(vitrail_: Run, *words: object) -> None:
     """Stop when all rows are written, before the output is renamed."""
-    from vitrail.predict.output import prediction_files
+    from vitrail.predict.output import row_files
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prediction_files.PredictionFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
+        patch.setattr(row_files.RowFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
         assert vitrail_(*words).code == 130
 
 

@@ -133,10 +133,10 @@ def test_only_the_same_job_is_resumed(vitrail_: Run, model: Path, photos: Path, 
 
 def write_half_of_the_rows(vitrail_: Run, words: Any, rows: bytes) -> None:
     """Leave the files of a killed job."""
-    from vitrail.predict.output import prediction_files
+    from vitrail.predict.output import row_files
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prediction_files.PredictionFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
+        patch.setattr(row_files.RowFile, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))  # pyright: ignore[reportUnknownLambdaType]
         assert vitrail_(*words).code == 130
     Path("out.csv.partial/rows.csv").write_bytes(rows)
 

@@ -17,8 +17,8 @@ from support.toy_translation import make_pairs, make_tokenizer, write_text_model
 import vitrail
 from vitrail.base.errors import format_install_command
 from vitrail.predict.output.partial_folder import PartialFolder
-from vitrail.predict.output.translation_files import format_row
 from vitrail.predict.sentence_list import list_sentences
+from vitrail.predict.text_rows import TranslationRows
 
 Run = Callable[..., Any]
 MODEL_FIELDS = ("width=16", "encoder_depth=1", "decoder_depth=1", "heads=2", "mlp_width=32")
@@ -149,7 +149,8 @@ def test_standard_input(vitrail_: Run, saved: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
 def test_a_table_has_no_formulas(kind: Any) -> None:
     found = [{"text": "=cmd|' /C calc'!A0", "score": -1.5}]
-    row = format_row({"source": "\t+1 =x", "translations": found, "error": "@a"}, kind, 1)
+    layout = TranslationRows(model="m", inputs=(), format=kind).make_layout(None)
+    row = layout.format_record({"source": "\t+1 =x", "translations": found, "error": "@a"})
     fields = next(csv.reader([row], delimiter="," if kind == "csv" else "\t"))
     assert fields[1:] == ["'=cmd|' /C calc'!A0", "-1.5", "'@a"]
     assert fields[0].startswith("'" if kind == "csv" else " ")
@@ -223,7 +224,7 @@ def test_long_sentences_and_unknown_characters(vitrail_: Run, saved: Path, tmp_p
         f"vitrail: {error.format(2)}".strip(),
         "vitrail: note: 1 unknown token in 1 sentence, for example '猫': the tokenizer was trained without these "
         "characters",
-        "vitrail: 1 of 3 sentences could not be translated",
+        f"vitrail: 1 of 3 sentences could not be translated; the results of the others are in {tmp_path / 'out.jsonl'}",
     ]
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert ["error" in each for each in records] == [False, True, False]

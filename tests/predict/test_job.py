@@ -11,7 +11,8 @@ from support.toy_datasets import write_image
 import vitrail
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.predict.engine_selection import EngineOptions
-from vitrail.predict.job import PredictJob, format_field
+from vitrail.predict.image_rows import FeatureRows, PredictionRows, format_field
+from vitrail.predict.job import Job
 
 
 @pytest.fixture(scope="module")
@@ -41,43 +42,36 @@ def test_predictions_in_a_file(model: str, photos: Path, tmp_path: Path) -> None
         def __call__(self, count: int) -> None:
             totals.append(-count)
 
-    job = PredictJob(
-        model=model, images=[str(photos)], out=out, top=2, on_note=notes.append, progress=lambda total: Progress(total)
-    )
+    rows = PredictionRows(model=model, images=[str(photos)], top=2)
+    job = Job(rows=rows, out=out, on_note=notes.append, progress=lambda total: Progress(total))
     result = job.run()
-    assert (result.out, result.images, result.failed, result.was_complete) == (out, 3, 0, False)
+    assert (result.out, result.total, result.failed, result.was_complete) == (out, 3, 0, False)
     result.raise_if_failed()
     assert totals == [3, -1, -1, -1]
     assert notes
     with out.open() as file:
-        rows = list(csv.DictReader(file))
+        found = list(csv.DictReader(file))
     expected = list(vitrail.Predictor(model).predict_all(sorted((photos / "below").iterdir()), top=2))
-    assert [row["label_1"] for row in rows] == [each.top[0].label for each in expected]
+    assert [row["label_1"] for row in found] == [each.top[0].label for each in expected]
     with pytest.raises(ConfigError, match=r"out.csv already exists; use `overwrite`") as caught:
         job.run()
     assert "overwrite" in caught.value.fields
 
 
 def test_features_in_a_file(model: str, photos: Path, tmp_path: Path) -> None:
-    options = EngineOptions(output="mean")
-    PredictJob(model=model, images=[str(photos)], out=tmp_path / "f.npy", options=options).run()
+    rows = FeatureRows(model=model, images=[str(photos)], options=EngineOptions(output="mean"))
+    Job(rows=rows, out=tmp_path / "f.npy").run()
     assert np.load(tmp_path / "f.npy").shape == (3, 16)
     with pytest.raises(ConfigError, match="features need a file; set `out`"):
-        PredictJob(model=model, images=[str(photos)], options=options).run()
+        Job(rows=rows).run()
 
 
 def test_unreadable_images_are_counted_and_reported(model: str, photos: Path, tmp_path: Path) -> None:
     (photos / "bad.png").write_text("text")
     errors, rows = list[DataError](), list[str]()
-    job = PredictJob(
-        model=model,
-        images=[str(photos), str(tmp_path / "no*")],
-        format="jsonl",
-        on_error=errors.append,
-        write_text=rows.append,
-    )
-    result = job.run()
-    assert (result.images, result.failed, len(result.problems)) == (4, 1, 1)
+    source = PredictionRows(model=model, images=[str(photos), str(tmp_path / "no*")], format="jsonl")
+    result = Job(rows=source, on_error=errors.append, write_text=rows.append).run()
+    assert (result.total, result.failed, len(result.problems)) == (4, 1, 1)
     assert [type(error) for error in errors] == [DataError, DataError]
     assert sum("error" in row for row in rows) == 1
     with pytest.raises(DataError, match="1 of 4 images and 1 of the arguments could not be read"):

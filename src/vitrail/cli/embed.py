@@ -7,6 +7,7 @@ from cyclopts import Parameter
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.predict_flags import Images, PredictFlags
+from vitrail.cli.usage_errors import check_arguments
 
 
 def embed(
@@ -44,5 +45,10 @@ def embed(
     """
     if maps and features is not None:
         raise ConfigError(f"--maps with --features {features}; expected one of them", ("maps",))
-    output = "maps" if maps else features or "features"
-    (options or PredictFlags()).run_job("embed", model, images, output, format=kind)
+    check_arguments("embed", model, images)
+    given = options or PredictFlags()
+    how = given.make_options("maps" if maps else features or "features")
+
+    from vitrail.predict.image_rows import FeatureRows
+
+    given.run(FeatureRows(model=model, images=images, format=kind, options=how))

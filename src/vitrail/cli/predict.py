@@ -8,6 +8,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.predict_flags import Images, PredictFlags
 from vitrail.cli.options.values import read_labels
+from vitrail.cli.usage_errors import check_arguments
 
 
 def predict(
@@ -43,5 +44,10 @@ def predict(
     """
     if top < 1:
         raise ConfigError(f"--top {top}; expected 1 or more")
-    job = options or PredictFlags()
-    job.run_job("predict", model, images, "logits", format=kind, top=top, labels=read_labels(labels))
+    check_arguments("predict", model, images)
+    given = options or PredictFlags()
+    how = given.make_options("logits", labels=read_labels(labels))
+
+    from vitrail.predict.image_rows import PredictionRows
+
+    given.run(PredictionRows(model=model, images=images, format=kind, top=top, options=how))

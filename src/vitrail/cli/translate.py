@@ -1,18 +1,14 @@
 """vitrail translate: translate sentences."""
 
-import sys
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.base.errors import ConfigError
-from vitrail.base.text import format_job_time
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.search_flags import SearchFlags
-from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
-from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.streams import get_binary_buffer
+from vitrail.cli.output.job import check_job_options, run_job
+from vitrail.cli.usage_errors import check_arguments
 
 Texts = Annotated[
     str,
@@ -66,33 +62,11 @@ def translate(
     batch
         Sentences per batch.
     """
-    from vitrail.cli.usage_errors import check_arguments
-
     check_arguments("translate", model, texts)
-    for name, is_set in (("resume", resume), ("overwrite", overwrite)):
-        if is_set and out is None:
-            raise ConfigError(f"--{name} needs -o OUT, the file with the results")
+    check_job_options(out, resume=resume, overwrite=overwrite)
 
-    from vitrail.predict.translate_job import TranslateJob
+    from vitrail.predict.text_rows import TranslationRows
 
-    job = TranslateJob(
-        model=model,
-        inputs=texts,
-        out=out,
-        format=kind,
-        search=(search or SearchFlags()).make_settings(),
-        batch=batch,
-        device=device,
-        resume=resume,
-        overwrite=overwrite,
-        stdin=get_binary_buffer(sys.stdin),
-        write_text=write_to_stdout,
-        on_note=print_note,
-        on_error=print_error,
-        progress=progress_bar,
-    )
-    result = job.run()
-    if result.out is not None:
-        done = format_job_time(result.sentences, result.resumed, "sentence", result.seconds)
-        print(f"{result.out}: {'complete' if result.was_complete else done}")
-    result.raise_if_failed()
+    how = (search or SearchFlags()).make_settings()
+    rows = TranslationRows(model=model, inputs=texts, format=kind, search=how, batch=batch, device=device)
+    run_job(rows, out, resume=resume, overwrite=overwrite).raise_if_failed()

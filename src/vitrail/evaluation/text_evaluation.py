@@ -24,7 +24,7 @@ from vitrail.evaluation.translation_scores import (
     measure_token_loss,
     score_translations,
 )
-from vitrail.predict.output.translation_files import make_single_line
+from vitrail.predict.output.row_formats import make_single_line
 from vitrail.predict.translator import SearchSettings, Translator
 from vitrail.text_loading import LoadedTextModel, open_text_model
 

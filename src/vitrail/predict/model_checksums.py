@@ -1,8 +1,10 @@
 """Identify a model by the contents of its files, for caches and unfinished jobs."""
 
+import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from vitrail.base.errors import VitrailError
 from vitrail.base.files import file_checksum
@@ -52,3 +54,10 @@ def compute_model_key(model: str | Path) -> str:
     except (OSError, VitrailError):
         found = []
     return hash_texts(*found) if found else str(model)
+
+
+def identify_model(model: str) -> dict[str, Any]:
+    """For job.json: a model by the contents of its files; a name on the hub is compared as a name."""
+    bundled, exists = find_bundled_model(model), os.path.exists(model)  # noqa: PTH110  # Path refuses a long name
+    weights = hash_texts(*compute_model_checksums(model)) if exists or bundled else None
+    return {"model": str(Path(model).resolve()) if exists else model, "weights": weights}

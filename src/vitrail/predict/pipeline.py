@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vitrail.base.errors import DataError
 from vitrail.data.images.image_items import ImageItem
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
-from vitrail.predict.output.completed_images import compute_file_stamp
+from vitrail.predict.output.resumable_rows import compute_file_stamp
 
 PrepareImage = Callable[[Any], NDArray[np.uint8]]  # a source → (rows, columns, C)
 

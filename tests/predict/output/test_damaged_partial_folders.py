@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.prediction_rows import make_prediction_row, open_prediction_file
 
-from vitrail.base.errors import VitrailError
+from vitrail.base.errors import DataError, VitrailError
 from vitrail.predict.output.feature_files import FeatureFile, names_file_path, partial_folder_for_features
-from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions
-from vitrail.predict.output.row_formats import PredictionFormat
+from vitrail.predict.output.resumable_rows import Row
 from vitrail.predict.predictions import ClassProbability
 
 JOB = {"model": "m"}
@@ -25,19 +25,15 @@ def unsynchronised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
 
 
-def rows_sink(out: Path, kind: PredictionFormat, *, resume: bool) -> PredictionFile:
-    return PredictionFile(partial_folder_for_predictions(out, kind), kind, 1, JOB, resume=resume)
-
-
 def fill(sink: Any) -> None:
     for n, name in enumerate(NAMES):
         if name not in sink.done:
-            failed = n == 3
-            values: Any = (
-                np.full(4, n, np.float32) if isinstance(sink, FeatureFile) else (ClassProbability(n, "a", 0.5),)
-            )
-            empty: Any = None if isinstance(sink, FeatureFile) else ()
-            sink.write(name, "no image" if failed else None, empty if failed else values, n)
+            error = "no image" if n == 3 else None
+            if isinstance(sink, FeatureFile):
+                failed = None if error is None else DataError(error)
+                sink.write(Row(name, None if error else np.full(4, n, np.float32), failed, n))
+            else:
+                sink.write(make_prediction_row(name, (ClassProbability(n, "a", 0.5),), error=error, stamp=n))
 
 
 def flips(path: Path, count: int, chance: random.Random) -> Iterator[bytes]:
@@ -59,8 +55,10 @@ def test_flipped_bits_never_change_a_result(tmp_path: Path, kind: Any, mutations
 
     def sink_for(out: Path, *, resume: bool) -> Any:
         if kind == "npy":
-            return FeatureFile(partial_folder_for_features(out, kind), kind, JOB, resume=resume)
-        return rows_sink(out, kind, resume=resume)
+            partial = partial_folder_for_features(out, kind)
+            partial.open_job(JOB, resume=resume)
+            return FeatureFile(partial, kind)
+        return open_prediction_file(out, kind, 1, JOB, resume=resume)
 
     def finals(out: Path) -> list[bytes]:
         return [path.read_bytes() for path in (out, *([names_file_path(out)] if kind == "npy" else []))]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vitrail.base.errors import ConfigError
+from vitrail.base.errors import ConfigError, DataError
 from vitrail.predict.output.feature_files import (
     FEATURE_FORMAT_BY_SUFFIX,
     FeatureFile,
@@ -18,6 +18,7 @@ from vitrail.predict.output.feature_files import (
     names_file_path,
     partial_folder_for_features,
 )
+from vitrail.predict.output.resumable_rows import Row
 from vitrail.predict.output.row_formats import choose_format
 
 SHAPES = [(6,), (3, 2)]
@@ -29,7 +30,9 @@ def features(name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
 
 
 def opened(out: Path, kind: FeatureFormat, *, resume: bool = False) -> FeatureFile:
-    return FeatureFile(partial_folder_for_features(out, kind), kind, {"model": "m"}, resume=resume)
+    partial = partial_folder_for_features(out, kind)
+    partial.open_job({"model": "m"}, resume=resume)
+    return FeatureFile(partial, kind)
 
 
 def filled(out: Path, kind: FeatureFormat, shape: tuple[int, ...], *, resume: bool = False) -> FeatureFile:
@@ -37,7 +40,7 @@ def filled(out: Path, kind: FeatureFormat, shape: tuple[int, ...], *, resume: bo
     for name in NAMES:
         if name not in sink.done:
             values = features(name, shape)
-            sink.write(name, "is not an image" if values is None else None, values)
+            sink.write(Row(name, values, DataError("is not an image") if values is None else None))
     return sink
 
 
@@ -93,10 +96,11 @@ def test_an_npz_file_has_an_array_per_level(tmp_path: Path, room: int, monkeypat
     monkeypatch.setattr("vitrail.predict.output.feature_files.GROUP_BYTES", room)
     out, levels = tmp_path / "m.npz", [(1, 2, 2), (3, 1, 1)]
     partial = partial_folder_for_features(out, "npz")
-    sink = FeatureFile(partial, "npz", {"model": "m"}, resume=False, levels=levels)
+    partial.open_job({"model": "m"}, resume=False)
+    sink = FeatureFile(partial, "npz", levels)
     rows = np.arange(14, dtype=np.float32).reshape(2, 7)
     for name, values in (("1.jpg", rows[0]), ("bad.jpg", None), ("2.jpg", rows[1])):
-        sink.write(name, None, values)
+        sink.write(Row(name, values))
     sink.finish()
     sink.close()
     with np.load(out) as found:
@@ -107,7 +111,7 @@ def test_an_npz_file_has_an_array_per_level(tmp_path: Path, room: int, monkeypat
 def test_a_job_without_readable_images_writes_an_empty_array(tmp_path: Path) -> None:
     for name in ("f.npy", "f.parquet"):
         sink = opened(tmp_path / name, choose_format(tmp_path / name, None, FEATURE_FORMAT_BY_SUFFIX))
-        sink.write("bad.jpg", "is not an image", None)
+        sink.write(Row("bad.jpg", None, DataError("is not an image")))
         sink.finish()
         sink.close()
     assert np.load(tmp_path / "f.npy").size == 0

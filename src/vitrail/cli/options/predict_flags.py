@@ -1,25 +1,21 @@
-"""The options that `predict` and `embed` share, and the job that they describe."""
+"""The options that `predict` and `embed` share."""
 
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
-from vitrail.base.text import format_job_time
 from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.model_flags import ConfigFields, Device, ImageSize, OptionalOut, PreprocessingFields
 from vitrail.cli.options.values import parse_fields, parse_model_fields
 from vitrail.cli.output.help_text import reflow_docstring
-from vitrail.cli.output.messages import print_error, print_note, write_to_stdout
-from vitrail.cli.output.streams import get_binary_buffer
-from vitrail.cli.usage_errors import check_arguments
+from vitrail.cli.output.job import check_job_options, run_job
 
 if TYPE_CHECKING:
     from vitrail.export.description import OutputKind
+    from vitrail.predict.engine_selection import EngineOptions
+    from vitrail.predict.job import RowSource
 
 IMAGES_HELP = (
     "Images, folders with all their subfolders, patterns in quotes ('photos/**/*.png'), photos of the package "
@@ -79,60 +75,26 @@ class PredictFlags:
     fields: ConfigFields = None
     preprocessing: PreprocessingFields = None
 
-    def run_job(
-        self,
-        command: str,
-        model: str,
-        images: Sequence[str],
-        output: "OutputKind | Literal['features']",
-        **settings: Any,
-    ) -> None:
-        """Check the options, run the job and print what it did."""
-        check_arguments(command, model, images)
+    def make_options(self, output: "OutputKind | Literal['features']", **more: Any) -> "EngineOptions":
+        """The options of the engine, checked."""
         for name, value in (("max_pixels", self.max_pixels), ("max_bytes", self.max_bytes)):
             if value is not None and value < 1:
                 raise ConfigError(f"`{name}` {value}; expected 1 or more", (name,))
-        for name, is_set in (("resume", self.resume), ("overwrite", self.overwrite)):
-            if is_set and self.out is None:
-                raise ConfigError(f"--{name} needs -o OUT, the file with the results")
+        check_job_options(self.out, resume=self.resume, overwrite=self.overwrite)
 
         from vitrail.data.images.decoding.image_formats import ImageLimits
         from vitrail.predict.engine_selection import EngineOptions
-        from vitrail.predict.job import PredictJob
 
-        options = EngineOptions(
+        return EngineOptions(
             **{name: vars(self)[name] for name in ("engine", "exact", "fast", "batch", "streams", "threads")},
             output=output,
             merge=self.merge,
-            labels=settings.pop("labels", None),
             limits=ImageLimits(pixels=self.max_pixels, bytes=self.max_bytes),
             device=self.device,
             fields=parse_model_fields(self.fields, self.image_size) or None,
             preprocessing=parse_fields(self.preprocessing, "--preprocessing") or None,
+            **more,
         )
-        result = PredictJob(
-            model=model,
-            images=images,
-            out=self.out,
-            options=options,
-            resume=self.resume,
-            overwrite=self.overwrite,
-            stdin=get_binary_buffer(sys.stdin),
-            write_text=write_to_stdout,
-            on_note=print_note,
-            on_error=print_error,
-            progress=self.progress_bar,
-            **settings,
-        ).run()
-        if result.out is not None:
-            done = format_job_time(result.images, result.resumed, "image", result.seconds)
-            print(f"{result.out}: {'complete' if result.was_complete else done}")
-        result.raise_if_failed()
 
-    def progress_bar(self, total: int) -> AbstractContextManager[Callable[[int], object]]:
-        """A bar on a terminal, unless rows are printed there; importing it takes a while, so not for a single image."""
-        if total < 2 or not sys.stderr.isatty() or (self.out is None and sys.stdout.isatty()):
-            return nullcontext(lambda _: None)
-        from vitrail.cli.output.progress import progress_bar
-
-        return progress_bar(total)
+    def run(self, rows: "RowSource") -> None:
+        run_job(rows, self.out, resume=self.resume, overwrite=self.overwrite).raise_if_failed()

@@ -131,46 +131,26 @@ def describe_arguments(
     captioner: Captioner,
     arguments: Sequence[str],
     search: SearchSettings,
-    out: FigureFolder | None = None,
+    out: FigureFolder,
     *,
     layer: int | None = None,
     stdin: BinaryIO | None = None,
-    on_described: Callable[[Caption | DescribedImage], object],
+    on_described: Callable[[DescribedImage], object],
     on_error: Callable[[DataError], object],
     progress: Callable[[int], AbstractContextManager[Callable[[int], object]]],
 ) -> ExplainResult:
-    """Describe the images that arguments name: files, folders, patterns, `-` for `stdin`; with `out` also figures.
+    """Describe the images that arguments name: files, folders, patterns, `-` for `stdin`; draw a figure of each.
 
     What cannot be read is passed to `on_error` and skipped, and is an error in the result; if it is the only image, it
     is an error at once.
     """
     found, report = open_arguments(arguments, stdin, on_error), list[dict[str, Any]]()
     with progress(found.bar_length) as advance:
-        if out is None:
-            described = describe_without_figures(captioner, found.images, search, found.skip, advance)
-        else:
-            described = describe_files(
-                captioner, found.images, search, out, layer=layer, on_error=found.skip, progress=advance
-            )
+        described = describe_files(
+            captioner, found.images, search, out, layer=layer, on_error=found.skip, progress=advance
+        )
         for each in described:
             report.append(each.to_json())
             on_described(each)
-    if out is not None:
-        out.finish()
-    return ExplainResult(report, found.make_error(out.path if out is not None and report else None))
-
-
-def describe_without_figures(
-    captioner: Captioner,
-    images: Sequence[ImageItem],
-    search: SearchSettings,
-    on_error: Callable[[DataError], object],
-    progress: Callable[[int], object],
-) -> Iterator[Caption]:
-    """A caption per image; an image that cannot be read is passed to `on_error` and skipped."""
-    for found in captioner.iterate(images, search):
-        if isinstance(found, DataError):
-            on_error(found)
-        else:
-            yield found
-        progress(1)
+    out.finish()
+    return ExplainResult(report, found.make_error(out.path if report else None))

@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from math import prod
@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from vitrail.base.array_file import HEADER_BYTES, make_npy_header, parse_npy_header
 from vitrail.base.errors import CheckpointError
-from vitrail.base.files import open_regular_file_descriptor
 from vitrail.base.text import escape_formula_in_text, format_csv_line
-from vitrail.predict.output.append_only_files import AppendOnlyFile, create_empty_file
 from vitrail.predict.output.partial_folder import PartialFolder
-from vitrail.predict.output.resumable_rows import ResumableRows, Row
+from vitrail.predict.output.resumable_rows import AppendOnlyFile, Record, ResumableRows, Row
 from vitrail.predict.output.row_formats import escape_formula_in_path, escape_surrogates, import_pyarrow
 
 FeatureFormat = Literal["npy", "parquet", "npz"]  # npz: one array per level of a model, for feature maps
@@ -52,11 +50,11 @@ class StoredFeatures:
         size = os.fstat(file.fileno()).st_size if file is not None else 0
         self.count = (size - HEADER_BYTES) // self.row_bytes if self.row_bytes else 0
 
-    def read_values(self, row: Row) -> bytes | None:
+    def read_values(self, record: Record) -> bytes | None:
         """The features of a row of the names; None if they are missing, b"" for an image that failed."""
-        if not row["row"]:
+        if not record["row"]:
             return b""
-        if self.file is None or self.next_row >= self.count or row["row"] != str(self.next_row):
+        if self.file is None or self.next_row >= self.count or record["row"] != str(self.next_row):
             return None
         self.next_row += 1
         return self.file.read(self.row_bytes)
@@ -67,7 +65,7 @@ def open_stored_features(path: Path) -> Generator[StoredFeatures]:
     if not path.exists():
         yield StoredFeatures(None)
         return
-    with os.fdopen(open_regular_file_descriptor(path), "rb") as file:
+    with path.open("rb") as file:
         yield StoredFeatures(file)
 
 
@@ -77,18 +75,9 @@ class FeatureFile:
     The rows of an npz file are split into one array per level, whose maps have the `levels`' shapes.
     """
 
-    def __init__(
-        self,
-        partial: PartialFolder,
-        kind: FeatureFormat,
-        job: Mapping[str, Any],
-        *,
-        resume: bool,
-        levels: Sequence[tuple[int, ...]] = (),
-    ) -> None:
+    def __init__(self, partial: PartialFolder, kind: FeatureFormat, levels: Sequence[tuple[int, ...]] = ()) -> None:
         self.partial, self.kind, self.levels = partial, kind, levels
         self.array_path = partial.folder / ARRAY_FILE
-        partial.open_job(job, resume=resume)
         with partial.close_on_error(), partial.convert_write_errors():
             with open_stored_features(self.array_path) as stored:
                 self.names = ResumableRows(partial, NAMES_FILE, NAMES_COLUMNS, stored.read_values)
@@ -98,26 +87,26 @@ class FeatureFile:
             end = HEADER_BYTES + self.rows * stored.row_bytes if self.rows else 0
             self.array = AppendOnlyFile(self.array_path, end)
 
-    def write(self, name: str, error: str | None, values: NDArray[np.float32] | None, stamp: int = 0) -> None:
-        """`stamp` identifies the state of the image's file when it was read."""
-        row, numbers = ("", b"") if values is None else (str(self.rows), values.astype("<f4").tobytes())
-        message = "" if values is not None else error or "no features"
+    def write(self, row: Row) -> None:
+        values: NDArray[np.float32] | None = row.value
+        number, data = ("", b"") if values is None else (str(self.rows), values.astype("<f4").tobytes())
+        message = "" if values is not None else str(row.error or "no features")
         if self.kind != "parquet":  # a parquet file takes its names from here, unescaped
-            fields = (escape_formula_in_path(name), row, escape_formula_in_text(message))
+            fields = (escape_formula_in_path(row.name), number, escape_formula_in_text(message))
         else:
-            fields = (name, row, message)
+            fields = (row.name, number, message)
         if values is not None and self.shape is None:
             self.shape = values.shape
             with self.partial.convert_write_errors():
                 self.array.add(make_npy_header((0, *self.shape)))
         if values is not None and values.shape != self.shape:
             raise CheckpointError(
-                f"the model returned features of shape {values.shape} for {name!r}, but {self.shape} before; "
+                f"the model returned features of shape {values.shape} for {row.name!r}, but {self.shape} before; "
                 "expected one shape for all images"
             )
         with self.partial.convert_write_errors():
-            self.array.add(numbers)  # before the name, so that a name without its numbers is computed again
-        self.names.write(name, stamp, format_csv_line(fields), numbers)
+            self.array.add(data)  # before the name, so that a name without its numbers is computed again
+        self.names.write(row, format_csv_line(fields), data)
         self.rows += values is not None
 
     def close(self) -> None:
@@ -145,7 +134,7 @@ class FeatureFile:
         rows = rows.view("<f4").reshape(self.rows, width)
         many = max(1, GROUP_BYTES // (4 * width))
         start = 0
-        with create_empty_file(self.partial.folder / MAPS_FILE) as place, zipfile.ZipFile(place, "w") as archive:
+        with zipfile.ZipFile(self.partial.folder / MAPS_FILE, "w") as archive:
             for level, shape in enumerate(self.levels, start=1):
                 end = start + prod(shape)
                 with archive.open(zipfile.ZipInfo(f"level{level}.npy"), "w", force_zip64=True) as file:
@@ -164,8 +153,8 @@ class FeatureFile:
         many = max(1, GROUP_BYTES // (4 * max(1, prod(shape))))
         rows = (row for row, _ in islice(self.names.read_records(), 1, None))
         with (
-            os.fdopen(open_regular_file_descriptor(self.array_path), "rb") as numbers,
-            create_empty_file(self.partial.folder / PARQUET_FILE) as place,
+            self.array_path.open("rb") as numbers,
+            (self.partial.folder / PARQUET_FILE).open("wb") as place,
             parquet.ParquetWriter(place, schema) as file,
         ):
             numbers.seek(HEADER_BYTES)

@@ -1,36 +1,44 @@
 """An unfinished output: finished rows are in OUT.partial, however the job ended, and it is resumed from there.
 
-The folder has one owner at a time and holds only these files: job.json, the settings of the job; files that grow by
-complete records; and at the end the empty file `whole`: all results are complete and only need to be renamed.
+The folder has one owner at a time and holds only these files: job.json, the settings of the job, which must be the
+same when it is resumed; files that grow by complete records; and at the end the empty file `whole`: all results are
+complete and only need to be renamed.
 """
 
+import json
 import os
+import re
 import stat
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from vitrail import __version__
 from vitrail.base.errors import ConfigError, VitrailError, describe_error
-from vitrail.base.files import FILE_KINDS, make_writable_folder, sync_to_disk
-from vitrail.base.locks import LOCK_FILE_NAME
-from vitrail.predict.output.folder_ownership import FolderOwnership
-from vitrail.predict.output.job_file import (
-    JOB_FILE,
-    check_same_job,
-    is_job_file,
-    is_temporary_job_file,
-    write_job_file,
+from vitrail.base.files import (
+    FILE_KINDS,
+    is_temporary_name,
+    make_writable_folder,
+    read_text,
+    sync_to_disk,
+    write_text,
 )
+from vitrail.base.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
+from vitrail.base.locks import LOCK_FILE_NAME, lock_folder
 
-COMPLETE_MARKER_FILE, COMPLETION_LOG_FILE = "whole", "done.bin"
+JOB_FILE, COMPLETE_MARKER_FILE, COMPLETION_LOG_FILE = "job.json", "whole", "done.bin"
 RESULT_FILES = (
     *("rows.csv", "rows.tsv", "rows.txt", "rows.jsonl", "rows.json", "rows.parquet"),
-    *("files.csv", "features.npy", "features.parquet"),
+    *("files.csv", "features.npy", "features.parquet", "maps.npz"),
 )
 FILES_WITHOUT_JOB = (COMPLETE_MARKER_FILE, LOCK_FILE_NAME)  # may exist alone, after a kill at the start or the end
 PARTIAL_FOLDER_FILES = (JOB_FILE, *FILES_WITHOUT_JOB, COMPLETION_LOG_FILE, *RESULT_FILES)
 NOTHING_CHANGED = "nothing in it is changed: move it away, or choose another name for `out`"
+WRITER_KEY = "written by"
+LEGACY_JOB_KEYS = {"model", "weights", "format", "output"}  # in a job.json of earlier versions, which lack WRITER_KEY
+MAX_JOB_FILE_BYTES = 2**20
+MAX_LOCK_ATTEMPTS = 100  # a folder may disappear between creating and locking it, when its previous owner finishes
 
 
 class WritingError(VitrailError):
@@ -45,7 +53,7 @@ class PartialFolder:
             raise ConfigError(f"`out` {out} is a folder; expected the name of a file for the results")
         self.out, self.final_paths = out, final_paths
         self.folder = out.with_name(f"{out.name}.partial")
-        self.ownership = FolderOwnership(self.folder)
+        self.held: ExitStack | None = None  # the lock
         self.overwrite = True
 
     @property
@@ -58,29 +66,27 @@ class PartialFolder:
 
     def start(self, *, resume: bool, overwrite: bool) -> bool:
         """Lock the folder and refuse to overwrite results; return whether the job is already complete."""
-        if not os.path.lexists(self.folder) and self.check_existing_results(resume=resume, overwrite=overwrite):
-            return True  # nothing is written: the disk may be read-only
-        self.lock()
-        return self.check_existing_results(resume=resume, overwrite=overwrite)
-
-    def check_existing_results(self, *, resume: bool, overwrite: bool) -> bool:
-        """Refuse to lose existing results; return whether the job is already complete."""
         self.overwrite = overwrite
         self.check_paths()
+        if not os.path.lexists(self.folder) and self.check_existing_results(resume=resume):
+            return True  # nothing is written: the disk may be read-only
+        self.lock()
+        return self.check_existing_results(resume=resume)
+
+    def check_existing_results(self, *, resume: bool) -> bool:
+        """Refuse to lose existing results; return whether the job is already complete."""
         if self.is_complete and resume:
-            self.lock()
             self.move_results()
             return True
         existing = next((path for path in self.final_paths.values() if path.exists()), None)
-        if self.has_job and not (resume or overwrite):
+        if self.has_job and not (resume or self.overwrite):
             raise ConfigError(
                 f"{self.folder} is an unfinished job; use `resume` to continue it, or `overwrite` to start over"
             )
-        if existing is not None and not overwrite:
+        if existing is not None and not self.overwrite:
             if resume and not self.has_job and self.out.exists():
                 return True
             raise file_exists_error(existing, resume=resume)
-        make_writable_folder(self.out.parent)
         return False
 
     def check_paths(self) -> None:
@@ -105,21 +111,18 @@ class PartialFolder:
         expected = PARTIAL_FOLDER_FILES if JOB_FILE in inside and is_job_file(inside[JOB_FILE]) else FILES_WITHOUT_JOB
         for name, path in sorted(inside.items(), key=lambda each: each[0] in PARTIAL_FOLDER_FILES):
             ours = name in expected or is_temporary_job_file(name)
-            if not ours or not is_regular_file_without_links(path, empty=name == COMPLETE_MARKER_FILE):
+            if not ours or not is_regular_file(path, empty=name == COMPLETE_MARKER_FILE):
                 raise ConfigError(
                     f"{self.folder} has {name!r}, which was not written by a vitrail job; {NOTHING_CHANGED}"
                 )
 
     def lock(self) -> None:
         """Make this process the owner of the folder until `close`; InUseError if it has another owner."""
-        if self.ownership.held is not None:
-            return
-        self.check_paths()
-        make_writable_folder(self.out.parent)
-        with self.convert_write_errors():
-            self.ownership.acquire()
-        with self.close_on_error():
-            self.check_paths()  # again, now that no other process can change it
+        if self.held is None:
+            self.check_paths()
+            make_writable_folder(self.out.parent)
+            with self.convert_write_errors():
+                self.held = create_and_lock(self.folder)
 
     def open_job(self, job: Mapping[str, Any], *, resume: bool) -> None:
         """Start the job, or check that it is the one to resume; the folder is unlocked if that fails."""
@@ -128,8 +131,7 @@ class PartialFolder:
             if resume and self.has_job:
                 check_same_job(self.folder, job)
                 return
-            for name in (COMPLETE_MARKER_FILE, *self.list_result_files()):
-                self.delete_file(name)
+            self.delete_files(COMPLETE_MARKER_FILE, *self.list_result_files())
             write_job_file(self.folder, job)
 
     def list_result_files(self) -> list[str]:
@@ -137,10 +139,9 @@ class PartialFolder:
         names = [path.name for path in self.folder.iterdir()]
         return [name for name in names if name in (COMPLETION_LOG_FILE, *RESULT_FILES) or is_temporary_job_file(name)]
 
-    def delete_file(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            if is_regular_file_without_links(self.folder / name):
-                (self.folder / name).unlink()
+    def delete_files(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Make the complete results durable and rename them to their final paths."""
@@ -160,13 +161,14 @@ class PartialFolder:
                 with suppress(FileNotFoundError):  # it was renamed before the kill
                     (self.folder / name).replace(final)
             sync_to_disk(self.out.parent)
-            for name in (*self.list_result_files(), JOB_FILE, COMPLETE_MARKER_FILE):  # the marker last: see `start`
-                self.delete_file(name)
+            self.delete_files(*self.list_result_files(), JOB_FILE, COMPLETE_MARKER_FILE)  # the marker last: see `start`
         self.close()
 
     def close(self) -> None:
-        """Unlock the folder, so that another process can resume the job."""
-        self.ownership.release()
+        """Unlock the folder, so that another process can resume the job; an empty one is removed."""
+        if self.held is not None:
+            held, self.held = self.held, None
+            held.close()
 
     @contextmanager
     def close_on_error(self) -> Generator[None]:
@@ -187,15 +189,86 @@ class PartialFolder:
             ) from None
 
 
+def create_and_lock(folder: Path) -> ExitStack:
+    """Create and lock a folder; InUseError if another process or thread owns it. An empty one is removed at the end."""
+    attempts = 0
+    while True:
+        attempts += 1
+        folder.mkdir(exist_ok=True)
+        stack = ExitStack()
+        stack.callback(remove_if_empty, folder)
+        try:
+            stack.enter_context(lock_folder(folder))
+        except VitrailError:
+            stack.close()
+            if attempts == MAX_LOCK_ATTEMPTS or os.path.lexists(folder):
+                raise
+        else:
+            return stack
+
+
+def remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
 def file_exists_error(path: Path, *, resume: bool) -> ConfigError:
     how = "`overwrite` together with `resume`" if resume else "`overwrite`"
     return ConfigError(f"{path} already exists; use {how} to replace it, or choose another name")
 
 
-def is_regular_file_without_links(path: Path, *, empty: bool = False) -> bool:
-    """Whether it is a regular file without other hard links, so that changing it changes nothing else."""
+def is_regular_file(path: Path, *, empty: bool = False) -> bool:
     try:
         found = path.lstat()
     except FileNotFoundError:  # its owner has just removed it
         return True
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and not (empty and found.st_size)
+    return stat.S_ISREG(found.st_mode) and not (empty and found.st_size)
+
+
+def write_job_file(folder: Path, job: Mapping[str, Any]) -> None:
+    about = add_checksum({WRITER_KEY: f"vitrail {__version__}", **job})
+    write_text(folder / JOB_FILE, json.dumps(about, indent=2) + "\n")
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    try:
+        found = parse_json(read_text(path, MAX_JOB_FILE_BYTES))
+        rest = verify_and_remove_checksum(found) if isinstance(found, dict) else {}
+        reason = (
+            "" if rest and CHECKSUM_KEY in found else "it has no checksum: it is damaged, or from an earlier version"
+        )
+    except (OSError, ValueError) as error:
+        rest, reason = {}, describe_error(error)
+    if reason:
+        raise ConfigError(f"{path} cannot be read: {reason}; use `overwrite` to start over")
+    return {name: value for name, value in rest.items() if name != WRITER_KEY}
+
+
+def check_same_job(folder: Path, job: Mapping[str, Any]) -> None:
+    """Refuse to resume a job with other settings than it was started with."""
+    started_with = read_job_file(folder / JOB_FILE)
+    for name in (*started_with, *job):
+        before, now = started_with.get(name), job.get(name)
+        if before != now:
+            raise ConfigError(
+                f"cannot resume {folder}: it was started with {name} {before!r}, not {now!r}. "
+                "Use the same settings, or `overwrite` to start over."
+            )
+
+
+def is_job_file(path: Path) -> bool:
+    """Whether a vitrail job wrote it, in this or an earlier version, even if it is damaged."""
+    try:
+        text = read_text(path, MAX_JOB_FILE_BYTES, errors="replace")
+    except OSError:
+        return False
+    if f'"{WRITER_KEY}": "vitrail' in text:
+        return True
+    with suppress(ValueError):
+        found = parse_json(text)
+        return isinstance(found, dict) and set(found) >= LEGACY_JOB_KEYS
+    return False
+
+
+def is_temporary_job_file(name: str) -> bool:
+    return is_temporary_name(name, re.escape(JOB_FILE))

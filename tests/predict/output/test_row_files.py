@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,45 +14,46 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.prediction_rows import make_prediction_row, open_prediction_file
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.locks import InUseError
 from vitrail.base.text import format_csv_line
-from vitrail.predict.output.completed_images import CompletedImages, hash_to_integer
-from vitrail.predict.output.partial_folder import PartialFolder, WritingError
-from vitrail.predict.output.prediction_files import PredictionFile, partial_folder_for_predictions
-from vitrail.predict.output.row_formats import (
+from vitrail.predict.image_rows import (
     PredictionFormat,
-    PredictionPrinter,
     choose_prediction_format,
     format_class_table,
-    format_json_line,
+    make_prediction_layout,
 )
+from vitrail.predict.output.partial_folder import PartialFolder, WritingError
+from vitrail.predict.output.resumable_rows import CompletedItems, hash_to_integer
+from vitrail.predict.output.row_files import RowFile, RowPrinter
+from vitrail.predict.output.row_formats import format_json_line
 from vitrail.predict.predictions import ClassProbability
 
 FORMATS: tuple[PredictionFormat, ...] = ("csv", "jsonl", "json", "parquet")
 TOP = (ClassProbability(7, "a cat, sitting", 0.75), ClassProbability(0, None, 1 / 3))
-ROWS: tuple[tuple[str, str | None, tuple[ClassProbability, ...]], ...] = (
-    ("photos/1.jpg", None, TOP),
-    ('with "quotes", and\nline\rends.jpg', None, TOP),
-    ("bad.jpg", "'bad.jpg' is not an image; expected one", ()),
-    (os.fsdecode(b"no \xff text.jpg"), None, TOP[::-1]),
-    ("ünïcödé.jpg", None, TOP),
+ROWS = (
+    make_prediction_row("photos/1.jpg", TOP),
+    make_prediction_row('with "quotes", and\nline\rends.jpg', TOP),
+    make_prediction_row("bad.jpg", error="'bad.jpg' is not an image; expected one"),
+    make_prediction_row(os.fsdecode(b"no \xff text.jpg"), TOP[::-1]),
+    make_prediction_row("ünïcödé.jpg", TOP),
 )
 JOB = {"model": "m", "top": 2}
 
 
-def opened(out: Path, kind: PredictionFormat, *, resume: bool = False, job: dict[str, Any] = JOB) -> PredictionFile:
-    return PredictionFile(partial_folder_for_predictions(out, kind), kind, 2, job, resume=resume)
+def opened(out: Path, kind: PredictionFormat, *, resume: bool = False, job: dict[str, Any] = JOB) -> RowFile:
+    return open_prediction_file(out, kind, 2, job, resume=resume)
 
 
 def written(out: Path, kind: PredictionFormat, *, resume: bool = False) -> int:
     """Run a job to the end; returns the number of rows that it found."""
     sink = opened(out, kind, resume=resume)
     before = len(sink.done)
-    for name, error, answers in ROWS:
-        if name not in sink.done:
-            sink.write(name, error, answers)
+    for row in ROWS:
+        if row.name not in sink.done:
+            sink.write(row)
     sink.finish()
     sink.close()
     return before
@@ -74,11 +76,11 @@ def test_every_format_has_the_same_rows(tmp_path: Path, kind: PredictionFormat) 
     assert written(out, kind) == 0
     assert list(tmp_path.iterdir()) == [out]
     rows = rows_of(out, kind)
-    names = [row[0] for row in ROWS]
+    names = [row.name for row in ROWS]
     if kind == "parquet":  # whose strings are UTF-8
         names[3] = "no \\udcff text.jpg"
     assert [row["file"] for row in rows] == names
-    assert [row.get("error") or None for row in rows] == [row[1] for row in ROWS]
+    assert [row.get("error") or None for row in rows] == [row.value.get("error") for row in ROWS]
     first, failed, swapped = rows[0], rows[2], rows[3]
     if kind in ("json", "jsonl"):
         assert first["top"] == [
@@ -126,7 +128,7 @@ def rows_of_all(out: Path, kind: PredictionFormat) -> None:
     """The state after a kill before the end."""
     sink = opened(out, kind)
     for row in ROWS:
-        sink.write(*row)
+        sink.write(row)
     sink.close()
 
 
@@ -135,7 +137,7 @@ def test_earlier_failures_are_counted_when_resuming(tmp_path: Path, kind: Predic
     rows_of_all(tmp_path / "out", kind)
     again = opened(tmp_path / "out", kind, resume=True)
     assert (again.failed, len(again.done)) == (1, 5)
-    assert all(name in again.done for name, *_ in ROWS)
+    assert all(row.name in again.done for row in ROWS)
     assert "another.jpg" not in again.done
     again.close()
 
@@ -168,7 +170,7 @@ def test_a_job_killed_while_renaming_is_completed_by_resuming(
         out = tmp_path / f"out{moments}"
         sink, left = opened(out, kind), [moments]
         for row in ROWS:
-            sink.write(*row)
+            sink.write(row)
         with monkeypatch.context() as patch:
             for name in ("replace", "unlink", "rmdir", "touch"):
                 patch.setattr(Path, name, dying(getattr(Path, name), left))
@@ -179,7 +181,7 @@ def test_a_job_killed_while_renaming_is_completed_by_resuming(
             else:
                 break
         sink.close()
-        partial = partial_folder_for_predictions(out, kind)
+        partial = make_prediction_layout(kind, 2).partial_folder(out)
         if not partial.start(resume=True, overwrite=False):
             partial.close()
             written(out, kind, resume=True)
@@ -200,30 +202,35 @@ def dying(step: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
     return step_or_die
 
 
+def is_complete(out: Path, *, resume: bool, overwrite: bool) -> bool:
+    partial = make_prediction_layout("csv", 2).partial_folder(out)
+    with closing(partial):
+        return partial.start(resume=resume, overwrite=overwrite)
+
+
 def test_existing_results_are_replaced_only_on_request(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
-    partial = partial_folder_for_predictions(out, "csv")
-    assert not partial.check_existing_results(resume=False, overwrite=False)
-    assert not partial.check_existing_results(resume=True, overwrite=False)  # nothing to resume yet: the job starts
+    assert not is_complete(out, resume=False, overwrite=False)
+    assert not is_complete(out, resume=True, overwrite=False)  # nothing to resume yet: the job starts
     opened(out, "csv").close()
     with pytest.raises(ConfigError, match=r"out.csv.partial is an unfinished job; use `resume` .* or `overwrite`"):
-        partial.check_existing_results(resume=False, overwrite=False)
-    assert not partial.check_existing_results(resume=True, overwrite=False)
-    assert not partial.check_existing_results(resume=False, overwrite=True)
+        is_complete(out, resume=False, overwrite=False)
+    assert not is_complete(out, resume=True, overwrite=False)
+    assert not is_complete(out, resume=False, overwrite=True)
     out.write_text("dear")
     with pytest.raises(ConfigError, match=r"out.csv already exists; use `overwrite` together with `resume`"):
-        partial.check_existing_results(resume=True, overwrite=False)
-    assert not partial.check_existing_results(resume=True, overwrite=True)
+        is_complete(out, resume=True, overwrite=False)
+    assert not is_complete(out, resume=True, overwrite=True)
     written(out, "csv", resume=True)
     with pytest.raises(ConfigError, match=r"out.csv already exists; use `overwrite` to replace it"):
-        partial.check_existing_results(resume=False, overwrite=False)
-    assert partial.check_existing_results(resume=True, overwrite=False)
-    assert not partial.check_existing_results(resume=False, overwrite=True)
+        is_complete(out, resume=False, overwrite=False)
+    assert is_complete(out, resume=True, overwrite=False)
+    assert not is_complete(out, resume=False, overwrite=True)
 
 
 def test_starting_over_deletes_earlier_rows(tmp_path: Path) -> None:
     sink = opened(tmp_path / "out", "csv")
-    sink.write("old.jpg", None, TOP)
+    sink.write(make_prediction_row("old.jpg", TOP))
     sink.close()
     assert written(tmp_path / "out", "csv") == 0
     assert "old.jpg" not in (tmp_path / "out").read_text("utf-8", "surrogateescape")
@@ -256,12 +263,12 @@ def test_devices_and_folders_are_not_replaced(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     with pytest.raises(ConfigError, match=rf"^{place} is (a device|a folder); expected the name of a file"):
-        PartialFolder(Path(place), {"rows.csv": Path(place)}).check_existing_results(resume=False, overwrite=True)
+        PartialFolder(Path(place), {"rows.csv": Path(place)}).start(resume=False, overwrite=True)
 
 
 def test_a_full_disk_keeps_finished_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, write = opened(tmp_path / "out", "csv"), os.write
-    sink.write(*ROWS[0])
+    sink.write(ROWS[0])
 
     def full(handle: int, data: bytes) -> int:
         """Half a record still fits."""
@@ -272,7 +279,7 @@ def test_a_full_disk_keeps_finished_rows(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(WritingError, match=r"out cannot be written: No space .*: free some space, .* `resume`"):
-            sink.write(*ROWS[1])
+            sink.write(ROWS[1])
     sink.close()
     assert written(tmp_path / "out", "csv", resume=True) == 1
     written(tmp_path / "whole", "csv")
@@ -281,9 +288,9 @@ def test_a_full_disk_keeps_finished_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 def printed(kind: PredictionFormat, rows: Any = ROWS) -> str:
     parts = list[str]()
-    sink = PredictionPrinter(kind, 2, parts.append)
+    sink = RowPrinter(make_prediction_layout(kind, 2), parts.append)
     for row in rows:
-        sink.write(*row)
+        sink.write(row)
     sink.finish()
     sink.close()
     return "".join(parts)
@@ -324,15 +331,15 @@ def names(count: int) -> Iterator[str]:
     return (f"photos/{n}.jpg" for n in range(count))
 
 
-def test_completed_images_take_16_bytes_each() -> None:
+def test_completed_items_take_16_bytes_each() -> None:
     digests = [hash_to_integer(name.encode()) for name in names(10_000)]
-    done = CompletedImages(digests, range(10_000))
+    done = CompletedItems(digests, range(10_000))
     assert all(name in done for name in names(10_000))
     assert not any(f"{name}g" in done for name in names(1_000))
     assert done.digests.nbytes + done.stamps.nbytes == 160_000
     assert [done.has_changed("photos/7.jpg", stamp) for stamp in (7, 8)] == [False, True]
     assert not done.has_changed("photos/7.png", 8)
-    assert "a" not in CompletedImages((), ())
+    assert "a" not in CompletedItems((), ())
 
 
 @pytest.mark.parametrize(
