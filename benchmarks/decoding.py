@@ -38,7 +38,8 @@ from torch import Tensor
 
 from vitrail.base.text import format_table
 from vitrail.predict.search.beam_search import beam_search
-from vitrail.predict.search.greedy_search import Hypothesis, greedy
+from vitrail.predict.search.greedy_and_sampling import greedy
+from vitrail.predict.search.hypothesis import Hypothesis
 
 VOCABULARY = 4000
 SIZES: Any = {

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitrail.opening import open_model
     from vitrail.predict.captioner import Captioner
     from vitrail.predict.predictor import Predictor
+    from vitrail.predict.search.settings import SearchSettings
     from vitrail.predict.translator import Translator
     from vitrail.recipes.recipe import open_recipe
     from vitrail.study.compare import compare
@@ -45,6 +46,7 @@ _MODULES_BY_NAME = {
     "Explainer": "inspection.explain.explainer",
     "Predictor": "predict.predictor",
     "Preprocessing": "data.images.preprocessing",
+    "SearchSettings": "predict.search.settings",
     "Teacher": "tasks.teacher",
     "Translator": "predict.translator",
     "VitrailError": "base.errors",
@@ -76,6 +78,7 @@ __all__ = [  # a list of its own, which type checkers can read
     "Explainer",
     "Predictor",
     "Preprocessing",
+    "SearchSettings",
     "Teacher",
     "Translator",
     "VitrailError",

@@ -19,7 +19,7 @@ from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
 from vitrail.evaluation.evaluation_data import find_default_data
 from vitrail.evaluation.text_evaluation import open_text_evaluation
 from vitrail.predict.model_checksums import compute_model_checksums, identify_model
-from vitrail.predict.translator import GREEDY
+from vitrail.predict.search.settings import GREEDY
 
 NAMES = list(list_bundled_models())
 TRANSLATOR = "transformer_tatoeba"

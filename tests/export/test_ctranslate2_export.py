@@ -22,7 +22,7 @@ from vitrail.export.ctranslate2_export import (
 )
 from vitrail.export.ctranslate2_spec import find_exportable_parts
 from vitrail.inspection.checkpoints.checksum_verification import verify_checksums
-from vitrail.predict.translator import SearchSettings
+from vitrail.predict.search.settings import SearchSettings
 from vitrail.text_loading import LoadedTextModel
 
 CASES: dict[str, dict[str, Any]] = {

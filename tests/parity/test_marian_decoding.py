@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vitrail.models.base.text_contract import Memory
 from vitrail.predict.search.beam_search import Stop, beam_search
-from vitrail.predict.search.greedy_search import Hypothesis, greedy
+from vitrail.predict.search.greedy_and_sampling import greedy
+from vitrail.predict.search.hypothesis import Hypothesis
 
 LENGTH = 28
 SIZES: Any = {"vocabulary": 100, "width": 32, "heads": 4, "encoder_depth": 2, "decoder_depth": 2, "mlp_width": 64}

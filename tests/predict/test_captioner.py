@@ -15,7 +15,7 @@ from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.image_items import ImageItem
 from vitrail.models.base.text_contract import Memory
 from vitrail.predict.captioner import Captioner, write_captions
-from vitrail.predict.translator import GREEDY, SearchSettings
+from vitrail.predict.search.settings import GREEDY, SearchSettings
 
 IMAGES = [CollageImages("val", count=7).source(index) for index in range(7)]
 

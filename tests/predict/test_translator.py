@@ -13,8 +13,9 @@ from support.toy_translation import make_model, make_pairs, make_tokenizer, writ
 import vitrail
 from vitrail.base import progress
 from vitrail.base.errors import CheckpointError, ConfigError, DataError
-from vitrail.predict.search.greedy_search import greedy
-from vitrail.predict.translator import GREEDY, SearchSettings, Translator
+from vitrail.predict.search.greedy_and_sampling import greedy
+from vitrail.predict.search.settings import GREEDY, SearchSettings
+from vitrail.predict.translator import Translator
 from vitrail.text_loading import LoadedTextModel, open_text_model
 
 TEXTS = list(make_pairs().val.sources)

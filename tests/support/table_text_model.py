@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.models.base.text_contract import Memory, TextModel
-from vitrail.predict.search.greedy_search import Hypothesis
+from vitrail.predict.search.hypothesis import Hypothesis
 
 PAD, START, END = range(3)
 WORDS = (3, 4, 5, 6)

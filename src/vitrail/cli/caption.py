@@ -22,7 +22,7 @@ from vitrail.cli.usage_errors import check_arguments
 
 if TYPE_CHECKING:
     from vitrail.base.figures import FigureFolder
-    from vitrail.predict.translator import SearchSettings
+    from vitrail.predict.search.settings import SearchSettings
 
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 

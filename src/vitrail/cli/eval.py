@@ -185,7 +185,7 @@ def evaluate_translation(
     check_minimum("--batch", batch, 1)
 
     from vitrail.evaluation.text_evaluation import TEXT_EVALUATION_FILES, open_text_evaluation
-    from vitrail.predict.translator import SearchSettings
+    from vitrail.predict.search.settings import SearchSettings
 
     search = SearchSettings() if options["beam"] is None else SearchSettings(beam=options["beam"])
     opened = open_text_evaluation(model, data, pair=options["pair"], part=options["part"], device=device)
@@ -225,7 +225,7 @@ def evaluate_captions(
         open_evaluation_data,
     )
     from vitrail.predict.captioner import Captioner
-    from vitrail.predict.translator import SearchSettings
+    from vitrail.predict.search.settings import SearchSettings
 
     search = SearchSettings() if beam is None else SearchSettings(beam=beam)
     captioner = Captioner(model, device=device, batch=batch)

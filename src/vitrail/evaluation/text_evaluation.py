@@ -25,7 +25,8 @@ from vitrail.evaluation.translation_scores import (
     score_translations,
 )
 from vitrail.predict.output.row_formats import make_single_line
-from vitrail.predict.translator import SearchSettings, Translator
+from vitrail.predict.search.settings import SearchSettings
+from vitrail.predict.translator import Translator
 from vitrail.text_loading import LoadedTextModel, open_text_model
 
 TEXT_EVALUATION_FILES = ("evaluation.json", "translations.tsv")

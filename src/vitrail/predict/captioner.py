@@ -17,8 +17,8 @@ from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.text_contract import Memory, TextModel
-from vitrail.predict.search.greedy_search import Hypothesis, Penalty
-from vitrail.predict.translator import SearchSettings
+from vitrail.predict.search.hypothesis import Hypothesis
+from vitrail.predict.search.settings import SearchSettings, change_search
 
 MAX_CAPTION_TOKENS = 60  # by default
 
@@ -80,55 +80,37 @@ class Captioner:
         self.loaded, self.batch = open_caption_model(model, device=resolve_device(device, Ranks())), batch
         self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
 
-    def caption(
-        self,
-        image: Any,
-        *,
-        beam: int = 4,
-        n_best: int = 1,
-        penalty: Penalty = "gnmt",
-        alpha: float = 0.6,
-        length: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-    ) -> Caption:
+    def caption(self, image: Any, search: SearchSettings | None = None, **changes: Any) -> Caption:
         """Describe an image: a path, bytes, a Pillow image, an array or a tensor.
 
-        `beam` 1 is greedy search. With `n_best`, the next best captions are the `alternatives` of the best one. The
-        log-probability is divided by the `penalty`: "gnmt" ((5 + length)/6)^alpha, or "length" length^alpha. `length`
-        limits the tokens of a caption. With `temperature`, `top_k` or `top_p`, tokens are drawn at random.
+        `search` is a `vitrail.SearchSettings`; its fields may also be given as keywords, such as `beam=1` for greedy
+        search.
         """
-        search = SearchSettings(
-            beam=beam,
-            n_best=n_best,
-            penalty=penalty,
-            alpha=alpha,
-            length=length,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-        )
+        search = change_search(search, changes)
         found = next(self.iterate([ImageItem(image, str(image) if isinstance(image, str | Path) else "")], search))
         if isinstance(found, DataError):
             raise found
         return found
 
     def caption_all(
-        self, images: Iterable[Any], search: SearchSettings | None = None, *, progress: bool | None = None
+        self,
+        images: Iterable[Any],
+        search: SearchSettings | None = None,
+        *,
+        progress: bool | None = None,
+        **changes: Any,
     ) -> Iterator[Caption]:
         """One caption per image, in order, a batch at a time; an unreadable image is a DataError.
 
-        By default, a progress bar is shown in a notebook and on a terminal.
+        `search` and its fields as keywords are those of `caption`. By default, a progress bar is shown in a notebook
+        and on a terminal.
         """
         if isinstance(images, str | bytes | Path):
             raise ConfigError(f"images is one {type(images).__name__}; expected several in a list")
         items = (ImageItem(each, str(each) if isinstance(each, str | Path) else "") for each in images)
         total = len(images) if isinstance(images, Sized) else None
         with progress_bar(total, "images", show=progress) as advance:
-            for found in self.iterate(items, search or SearchSettings()):
+            for found in self.iterate(items, change_search(search, changes)):
                 if isinstance(found, DataError):
                     raise found
                 yield found

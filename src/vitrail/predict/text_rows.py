@@ -18,8 +18,9 @@ from vitrail.predict.output.partial_folder import PartialFolder
 from vitrail.predict.output.resumable_rows import CompletedItems, Record, Row, compute_file_stamp
 from vitrail.predict.output.row_files import RowLayout, open_row_sink
 from vitrail.predict.output.row_formats import choose_format, escape_formula_in_path, make_single_line
+from vitrail.predict.search.settings import SearchSettings
 from vitrail.predict.sentence_list import Sentence, compute_sentences_checksum, list_sentences
-from vitrail.predict.translator import SearchSettings, Translation, Translator
+from vitrail.predict.translator import Translation, Translator
 
 SCORE_DIGITS = 6
 TextFormat = Literal["text", "jsonl", "csv", "tsv"]

@@ -5,87 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.progress import progress_bar
 from vitrail.base.text import format_count
-from vitrail.data.text.batches import TokenRows
-from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.base.checks import check_count
-from vitrail.models.base.text_contract import Memory, TextModel
-from vitrail.predict.search.beam_search import beam_search
-from vitrail.predict.search.greedy_search import Hypothesis, Penalty, check_beam, check_penalty, greedy
-from vitrail.predict.search.sampling import check_sampling, sample
+from vitrail.predict.search.hypothesis import Hypothesis
+from vitrail.predict.search.settings import SearchSettings, change_search
 from vitrail.text_loading import LoadedTextModel, open_text_model
 
-EXTRA_TOKENS = 50  # a translation has at most so many tokens more than its source, as in the paper of the Transformer
 BATCHES_PER_CHUNK = 16  # batches that are sorted by length together
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchSettings:
-    """How a translation is searched for: by beam search, greedily if `beam` is 1, or drawn at random."""
-
-    beam: int = 4
-    n_best: int = 1  # translations per sentence
-    penalty: Penalty = "gnmt"  # of the length
-    alpha: float = 0.6
-    length: int | None = None  # tokens of a translation, at most; None: EXTRA_TOKENS more than its source
-    temperature: float | None = None  # of the draws
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_penalty(self.penalty, self.alpha)
-        check_beam("beam", self.beam)
-        check_beam("n_best", self.n_best)
-        if self.length is not None:
-            check_count("length", self.length)
-        if self.draws:
-            check_sampling(1.0 if self.temperature is None else self.temperature, self.top_k, self.top_p)
-        elif self.n_best > self.beam:
-            raise ConfigError(f"`n_best` is {self.n_best}; expected at most `beam`, {self.beam}: use a larger `beam`")
-
-    @property
-    def draws(self) -> bool:
-        """Whether translations are drawn at random."""
-        return self.temperature is not None or self.top_k is not None or self.top_p < 1
-
-    def run(
-        self, model: TextModel, tokenizer: TextTokenizer, sources: Sequence[Sequence[int]], numbers: Sequence[int]
-    ) -> list[list[Hypothesis]]:
-        """The hypotheses for each source, best first. `numbers` are those of the sentences, for the draws."""
-        rows, device = TokenRows.join(sources), next(model.parameters()).device
-        padded = rows.pad(torch.arange(len(rows)).numpy(), pad=tokenizer.pad, last=tokenizer.end).to(device)
-        limits = torch.tensor([self.limit_length(len(each) + 1, model.length_limit) for each in sources])
-        with torch.inference_mode():
-            memory = model.encode(padded)
-        return self.write(model, tokenizer, memory, limits, numbers)
-
-    def write(
-        self, model: TextModel, tokenizer: TextTokenizer, memory: Memory, limits: Tensor, numbers: Sequence[int]
-    ) -> list[list[Hypothesis]]:
-        """The hypotheses for each row of a memory, best first, of at most `limits` tokens."""
-        given: dict[str, Any] = {"start": tokenizer.start, "end": tokenizer.end, "length": limits}
-        given |= {"penalty": self.penalty, "alpha": self.alpha}
-        if self.draws:
-            given |= {"temperature": 1.0 if self.temperature is None else self.temperature, "seed": self.seed}
-            given |= {"top_k": self.top_k, "top_p": self.top_p, "count": self.n_best, "numbers": numbers}
-            return [sorted(each, key=lambda one: -one.score) for each in sample(model, memory, **given)]
-        if self.beam == 1:
-            return [[each] for each in greedy(model, memory, **given)]
-        return beam_search(model, memory, beam=self.beam, n_best=self.n_best, **given)
-
-    def limit_length(self, source: int, limit: int | None) -> int:
-        length = source + EXTRA_TOKENS if self.length is None else self.length
-        return length if limit is None else min(length, limit)
-
-
-GREEDY = SearchSettings(beam=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,36 +62,17 @@ class Translator:
     def translate(
         self,
         text: str | Sequence[str],
+        search: SearchSettings | None = None,
         *,
-        beam: int = 4,
-        n_best: int = 1,
-        penalty: Penalty = "gnmt",
-        alpha: float = 0.6,
-        length: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
         progress: bool | None = None,
+        **changes: Any,
     ) -> Any:
         """The Translation of a sentence, or a list of them for a list of sentences, in the same order.
 
-        `beam` 1 is greedy search. With `n_best`, the next best translations are the `alternatives` of the best one.
-        The log-probability is divided by the `penalty`: "gnmt" ((5 + length)/6)^alpha, or "length" length^alpha.
-        `length` limits the tokens of a translation. With `temperature`, `top_k` or `top_p`, tokens are drawn at random.
-        By default, the progress of a list is a bar in a notebook and on a terminal.
+        `search` is a `vitrail.SearchSettings`; its fields may also be given as keywords, such as `beam=1` for greedy
+        search. By default, the progress of a list is a bar in a notebook and on a terminal.
         """
-        search = SearchSettings(
-            beam=beam,
-            n_best=n_best,
-            penalty=penalty,
-            alpha=alpha,
-            length=length,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-        )
+        search = change_search(search, changes)
         texts = [text] if isinstance(text, str) else check_sentences(text)
         found = list[Translation]()
         with progress_bar(0 if isinstance(text, str) else len(texts), "sentences", show=progress) as advance:

@@ -32,7 +32,7 @@ from vitrail.models.base.text_contract import Memory, TextModel
 from vitrail.models.catalog.families import find_preset
 from vitrail.models.text.caption_model import CaptionModel, check_parts_fit
 from vitrail.predict.captioner import write_captions
-from vitrail.predict.translator import GREEDY
+from vitrail.predict.search.settings import GREEDY
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

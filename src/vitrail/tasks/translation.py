@@ -30,7 +30,8 @@ from vitrail.evaluation.translation_scores import (
 from vitrail.models.base.family import Family
 from vitrail.models.base.text_contract import TextModel
 from vitrail.models.catalog.families import find_preset
-from vitrail.predict.translator import GREEDY, Translator
+from vitrail.predict.search.settings import GREEDY
+from vitrail.predict.translator import Translator
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock

@@ -13,7 +13,7 @@ from vitrail.data.captions.captions import CaptionedImages, CaptionSplits, open_
 from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.inspection.sentences.caption_evaluation import choose_part, evaluate_captioner, open_evaluation_data
 from vitrail.predict.captioner import Captioner
-from vitrail.predict.translator import SearchSettings
+from vitrail.predict.search.settings import SearchSettings
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from vitrail.inspection.sentences.collage_scores import NounScores, find_hits, l
 from vitrail.inspection.sentences.word_patches import WordAttention, attend_words, find_patch_grid
 from vitrail.models.base.text_contract import Memory, TextAttention
 from vitrail.predict.captioner import Captioner
-from vitrail.predict.translator import GREEDY, SearchSettings
+from vitrail.predict.search.settings import GREEDY, SearchSettings
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from support.uncached_text_model import UncachedTextModel
 
 from vitrail.models.base.text_contract import Memory, TextModel
 from vitrail.predict.search.beam_search import beam_search
-from vitrail.predict.search.greedy_search import Hypothesis, greedy
-from vitrail.predict.search.sampling import sample
+from vitrail.predict.search.greedy_and_sampling import greedy, sample
+from vitrail.predict.search.hypothesis import Hypothesis
 
 LENGTHS = [7, 3, 5, 1, 6, 2]
 SOURCE = pad_rows(draw_sentences(6, 7), LENGTHS)

@@ -9,7 +9,7 @@ from vitrail.cli.options.groups import SEARCH
 from vitrail.cli.output.help_text import reflow_docstring
 
 if TYPE_CHECKING:
-    from vitrail.predict.translator import SearchSettings
+    from vitrail.predict.search.settings import SearchSettings
 
 
 @reflow_docstring
@@ -50,6 +50,6 @@ class SearchFlags:
     seed: Annotated[int, Parameter(group=SEARCH)] = 0
 
     def make_settings(self) -> "SearchSettings":
-        from vitrail.predict.translator import SearchSettings
+        from vitrail.predict.search.settings import SearchSettings
 
         return SearchSettings(**vars(self))

@@ -17,7 +17,7 @@ from vitrail.evaluation.translation_scores import import_sacrebleu
 from vitrail.inspection.sentences.collage_scores import NounScores, score_nouns
 from vitrail.predict.captioner import Captioner
 from vitrail.predict.output.row_formats import make_single_line
-from vitrail.predict.translator import GREEDY, SearchSettings
+from vitrail.predict.search.settings import GREEDY, SearchSettings
 
 CAPTION_EVALUATION_FILES = ("evaluation.json", "captions.tsv")
 

@@ -22,7 +22,7 @@ from vitrail.inspection.explain.overlay import PixelBox, draw_overlay, shrink_ph
 from vitrail.inspection.sentences.word_patches import WordAttention, attend_words, find_patch_grid
 from vitrail.predict.captioner import Caption, Captioner, write_captions
 from vitrail.predict.image_list import open_arguments
-from vitrail.predict.translator import SearchSettings
+from vitrail.predict.search.settings import SearchSettings
 
 METHOD = "words"  # in the names of the files
 MAX_WORD_LENGTH = 16  # in a title

@@ -23,7 +23,7 @@ from vitrail.layers.positions import Grid
 from vitrail.models.base.text_contract import Memory
 from vitrail.models.text.caption_model import CaptionModel
 from vitrail.predict.captioner import write_captions
-from vitrail.predict.translator import GREEDY
+from vitrail.predict.search.settings import GREEDY
 
 COLLAGES_AT_ONCE = 50
 

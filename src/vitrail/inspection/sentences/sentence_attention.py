@@ -20,8 +20,8 @@ from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.inspection.sentences.sentence_words import SentenceWords
 from vitrail.models.base.text_contract import Memory, TextModel
 from vitrail.predict.search.beam_search import BeamRecord, BeamTree, beam_search
-from vitrail.predict.search.greedy_search import Hypothesis, Penalty
-from vitrail.predict.translator import SearchSettings
+from vitrail.predict.search.hypothesis import Hypothesis, Penalty
+from vitrail.predict.search.settings import SearchSettings
 from vitrail.text_loading import LoadedTextModel, open_text_model
 
 MapKind = Literal["cross", "encoder", "decoder"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.base.text import format_count
 from vitrail.inspection.sentences.sentence_attention import SentenceAttention, make_rows
 from vitrail.models.base.text_contract import TextModel
-from vitrail.predict.translator import GREEDY
+from vitrail.predict.search.settings import GREEDY
 from vitrail.text_loading import LoadedTextModel
 
 ROWS_AT_ONCE = 16  # sentences of which the logits of all tokens are in memory

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.text_contract import Memory, TextModel
-from vitrail.predict.search.greedy_search import (
+from vitrail.predict.search.hypothesis import (
     Hypothesis,
     Penalty,
     check_numbers,

@@ -1,11 +1,11 @@
-"""Write text token by token: what greedy search, sampling and beam search share, and greedy search.
+"""A text that a model has written, its score, and what greedy search, sampling and beam search share.
 
 Of a model they know only `start`, `step` and the `reorder` of its state. Padding and the start token are never written.
 R rows, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.models.base.checks import check_count
-from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.models.base.text_contract import TextModel
 
 Penalty = Literal["length", "gnmt"]
 MAX_ALPHA = 10
@@ -99,55 +99,6 @@ def check_numbers(hypothesis: Hypothesis) -> Hypothesis:
     return hypothesis
 
 
-Chooser = Callable[[Tensor, list[int], int], Tensor]  # log-probabilities (R, V), rows, position → tokens (R,)
-
-
-@torch.inference_mode()
-def write_rows(
-    model: TextModel,
-    memory: Memory,
-    choose: Chooser,
-    *,
-    start: int,
-    end: int,
-    limits: Sequence[int],
-    copies: int = 1,
-    penalty: Penalty,
-    alpha: float,
-) -> list[Hypothesis]:
-    """Write each row of the memory `copies` times; `choose` picks the next tokens. Finished rows leave the batch."""
-    device = memory.tokens.device
-    forbidden = list_forbidden(model, start, end, device)
-    texts: list[list[int]] = [[] for _ in range(len(limits) * copies)]
-    parts: list[list[float]] = [[] for _ in texts]
-    if not texts:
-        return []
-    rows = list(range(len(limits)))  # the text that each row of the state belongs to
-    tokens = torch.full((len(rows),), start, device=device)
-    state = model.start(memory, max(limits))
-    for position in range(max(limits)):
-        logits, state = model.step(tokens, state)
-        if position == 0 and copies > 1:  # the memory and the first token are read once for all copies
-            repeated = torch.arange(len(rows), device=device).repeat_interleave(copies)
-            logits, state, rows = logits[repeated], state.reorder(repeated), list(range(len(texts)))
-        log_probabilities = compute_log_probabilities(logits, forbidden)
-        tokens = choose(log_probabilities, rows, position)
-        chosen = log_probabilities.gather(1, tokens[:, None])[:, 0]
-        written: list[int] = tokens.tolist()
-        for row, token, log_probability in zip(rows, written, chosen.tolist(), strict=True):
-            texts[row].append(token)
-            parts[row].append(log_probability)
-        limit = position + 1
-        live = [i for i, row in enumerate(rows) if written[i] != end and limit < limits[row // copies]]
-        if not live:
-            break
-        if len(live) < len(rows):
-            kept = close_gaps(live)
-            rows, order = [rows[i] for i in kept], torch.tensor(kept, device=device)
-            tokens, state = tokens[order], state.reorder(order)
-    return [make_hypothesis(*each, end, penalty, alpha) for each in zip(texts, parts, strict=True)]
-
-
 def close_gaps(live: Sequence[int]) -> list[int]:
     """The live rows, the last moved into the gaps: [0, 2, 3, 5] → [0, 5, 2, 3]. The others stay: few are copied."""
     staying = set(live)
@@ -159,23 +110,3 @@ def make_hypothesis(text: list[int], parts: list[float], end: int, penalty: Pena
     total, finished = math.fsum(parts), text[-1] == end
     score = total / compute_penalty(penalty, len(text), alpha)
     return check_numbers(Hypothesis(tuple(text[: len(text) - finished]), score, total, finished, tuple(parts)))
-
-
-def greedy(
-    model: TextModel,
-    memory: Memory,
-    *,
-    start: int,
-    end: int,
-    length: int | Tensor,
-    penalty: Penalty = "gnmt",
-    alpha: float = 0.6,
-) -> list[Hypothesis]:
-    """One text per row, of the most probable tokens, at most `length` with the end. The penalty is for the score."""
-    check_penalty(penalty, alpha)
-    limits = read_limits(length, len(memory.tokens))
-    return write_rows(model, memory, choose_best, start=start, end=end, limits=limits, penalty=penalty, alpha=alpha)
-
-
-def choose_best(log_probabilities: Tensor, rows: list[int], position: int) -> Tensor:  # noqa: ARG001
-    return log_probabilities.argmax(1)

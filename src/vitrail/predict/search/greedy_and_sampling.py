@@ -1,7 +1,10 @@
-"""Draw texts from a model: temperature, top-k and top-p. A draw is a function of the seed, the row and the position."""
+"""Write a text token by token: the most probable ones, or drawn at random by temperature, top-k and top-p.
+
+A draw is a function of the seed, the row and the position. R rows, V vocabulary.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,14 +14,85 @@ from vitrail.base.errors import ConfigError
 from vitrail.data.rng import TOKEN_PURPOSE, make_view_keys, uniform_randoms
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.text_contract import Memory, TextModel
-from vitrail.predict.search.greedy_search import (
+from vitrail.predict.search.hypothesis import (
     Hypothesis,
     Penalty,
     check_penalty,
+    close_gaps,
+    compute_log_probabilities,
+    list_forbidden,
+    make_hypothesis,
     read_limits,
     select_largest,
-    write_rows,
 )
+
+Chooser = Callable[[Tensor, list[int], int], Tensor]  # log-probabilities (R, V), rows, position → tokens (R,)
+
+
+@torch.inference_mode()
+def write_rows(
+    model: TextModel,
+    memory: Memory,
+    choose: Chooser,
+    *,
+    start: int,
+    end: int,
+    limits: Sequence[int],
+    copies: int = 1,
+    penalty: Penalty,
+    alpha: float,
+) -> list[Hypothesis]:
+    """Write each row of the memory `copies` times; `choose` picks the next tokens. Finished rows leave the batch."""
+    device = memory.tokens.device
+    forbidden = list_forbidden(model, start, end, device)
+    texts: list[list[int]] = [[] for _ in range(len(limits) * copies)]
+    parts: list[list[float]] = [[] for _ in texts]
+    if not texts:
+        return []
+    rows = list(range(len(limits)))  # the text that each row of the state belongs to
+    tokens = torch.full((len(rows),), start, device=device)
+    state = model.start(memory, max(limits))
+    for position in range(max(limits)):
+        logits, state = model.step(tokens, state)
+        if position == 0 and copies > 1:  # the memory and the first token are read once for all copies
+            repeated = torch.arange(len(rows), device=device).repeat_interleave(copies)
+            logits, state, rows = logits[repeated], state.reorder(repeated), list(range(len(texts)))
+        log_probabilities = compute_log_probabilities(logits, forbidden)
+        tokens = choose(log_probabilities, rows, position)
+        chosen = log_probabilities.gather(1, tokens[:, None])[:, 0]
+        written: list[int] = tokens.tolist()
+        for row, token, log_probability in zip(rows, written, chosen.tolist(), strict=True):
+            texts[row].append(token)
+            parts[row].append(log_probability)
+        limit = position + 1
+        live = [i for i, row in enumerate(rows) if written[i] != end and limit < limits[row // copies]]
+        if not live:
+            break
+        if len(live) < len(rows):
+            kept = close_gaps(live)
+            rows, order = [rows[i] for i in kept], torch.tensor(kept, device=device)
+            tokens, state = tokens[order], state.reorder(order)
+    return [make_hypothesis(*each, end, penalty, alpha) for each in zip(texts, parts, strict=True)]
+
+
+def greedy(
+    model: TextModel,
+    memory: Memory,
+    *,
+    start: int,
+    end: int,
+    length: int | Tensor,
+    penalty: Penalty = "gnmt",
+    alpha: float = 0.6,
+) -> list[Hypothesis]:
+    """One text per row, of the most probable tokens, at most `length` with the end. The penalty is for the score."""
+    check_penalty(penalty, alpha)
+    limits = read_limits(length, len(memory.tokens))
+    return write_rows(model, memory, choose_best, start=start, end=end, limits=limits, penalty=penalty, alpha=alpha)
+
+
+def choose_best(log_probabilities: Tensor, rows: list[int], position: int) -> Tensor:  # noqa: ARG001
+    return log_probabilities.argmax(1)
 
 
 def sample(

@@ -7,8 +7,7 @@ import pytest
 import torch
 from support.table_text_model import END, START, TableTextModel, extend, list_texts, make_memory, read_text
 
-from vitrail.predict.search.greedy_search import greedy
-from vitrail.predict.search.sampling import draw_tokens, sample
+from vitrail.predict.search.greedy_and_sampling import draw_tokens, greedy, sample
 
 IDS: Any = {"start": START, "end": END}
 ROWS = [5, 2, 9, 4]

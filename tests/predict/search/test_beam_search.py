@@ -21,8 +21,8 @@ from torch import Tensor
 from vitrail.base.errors import ConfigError
 from vitrail.models.base.text_contract import Memory
 from vitrail.predict.search.beam_search import BeamRecord, Stop, beam_search
-from vitrail.predict.search.greedy_search import Penalty, close_gaps, compute_penalty, greedy, select_largest
-from vitrail.predict.search.sampling import sample
+from vitrail.predict.search.greedy_and_sampling import greedy, sample
+from vitrail.predict.search.hypothesis import Penalty, close_gaps, compute_penalty, select_largest
 
 IDS: Any = {"start": START, "end": END}
 ROWS = [5, 2, 9, 4]
