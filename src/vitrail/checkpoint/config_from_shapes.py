@@ -25,7 +25,7 @@ ConfigFields = dict[str, Any]
 
 @dataclass(frozen=True)
 class ConfigGuess:
-    """The config of tensors, and the values in it that are uncertain."""
+    """A config inferred from tensors, and its uncertain values."""
 
     config: ConfigFields
     doubts: ConfigFields

@@ -307,7 +307,7 @@ class TorchPickleReader:
         """
         if not isinstance(data, dict):
             kind = "Tensor" if isinstance(data, TensorLocation | UnsupportedTensor) else type(data).__name__
-            raise CheckpointError(f"{path} contains a {kind}; expected a dict of names and tensors")
+            raise CheckpointError(f"{path} contains a {kind}; expected a dict that maps names to tensors")
         wrapper = find_state_dict_key(data)
         values = data[wrapper] if wrapper else data
         if wrapper == "teacher" and parts:

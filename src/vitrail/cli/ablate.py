@@ -38,8 +38,8 @@ def ablate(
     The recipe is trained as it is, and again with one ingredient left out or replaced (DeiT's table 8). The other
     options are those of `vitrail train` and `vitrail distill` and apply to every run, including --epochs and --minutes;
     [recipe: …] shows the values of fashion. Each run has a folder in --out, for `vitrail runs`; table.json, table.md
-    and ablation.png are next to them. The same command again resumes: finished runs are kept, and stopped runs continue
-    with bit-identical results.
+    and ablation.png are next to them. Run the same command again to resume: finished runs are kept, and stopped runs
+    continue with bit-identical results.
 
     Examples::
 

@@ -45,7 +45,7 @@ def convert(
     """Convert a checkpoint of any layout to another.
 
     Reports what happened to every tensor. Reads Google's .npz; .pth, .bin and .safetensors of timm, facebook's
-    DeiT, DINO, MAE, MoCo v3, torchvision, akamaster, T2T-ViT and the authors of others; folders of transformers, timm
+    DeiT, DINO, MAE, MoCo v3, torchvision, akamaster, T2T-ViT and other authors' formats; folders of transformers, timm
     and vitrail; and hf-hub:OWNER/NAME[@REVISION]. Nothing in a file is executed.
 
     Examples::
@@ -68,7 +68,7 @@ def convert(
     patch_size
         Resample the patch kernel as FlexiViT does: 16, or 16x8. [default: the model's own]
     classes
-        Replace the head by one for this many classes, which starts at zero; 0 removes it. [default: keep it]
+        Replace the head with one for this many classes, which starts at zero; 0 removes it. [default: keep it]
     policy
         How positions are resampled. [default: as the authors of the checkpoint do]
     dtype

@@ -45,11 +45,11 @@ def eval(  # noqa: A001
 ) -> None:
     """Evaluate a model on labelled images, or a run on its sentence pairs or captions.
 
-    Prints top-1 and top-5 accuracy, loss, calibration, the worst classes and the most confused pairs; of translations
-    BLEU and chrF with the signatures of sacreBLEU, perplexity and exact matches; of captions exact matches and BLEU,
+    Prints top-1 and top-5 accuracy, loss, calibration, the worst classes and the most confused pairs; for translations,
+    BLEU and chrF with the signatures of sacreBLEU, perplexity and exact matches; for captions, exact matches and BLEU,
     for collages also whether the words attend to what they name. Uses the
     validation part of the data: all images of a folder without one, and for the data of a run the images that the
-    run was not trained on; of captions the test part, if there is one. Files are written only with --out and --wrong.
+    run was not trained on; for captions, the test part, if there is one. Files are written only with --out and --wrong.
 
     Examples::
 

@@ -59,8 +59,8 @@ def explain(
     heads, and heads all heads of a layer with their mean; windows shows the attention between the windows of a layer,
     if the model has it; pool shows the weights of attention pooling; norms shows token norms, which reveal artefacts in
     models without registers. pca colours the patches of all images by the principal components of their features, so
-    that similar parts have the same colour; neighbours shows the most similar images of --data. Both take any model,
-    also without attention. An image that cannot be read is reported and skipped; the exit code is then 2.
+    that similar parts have the same colour; neighbours shows the most similar images of --data. Both work with any
+    model, even one without attention. An image that cannot be read is reported and skipped; the exit code is then 2.
 
     With --sentence, a text model translates it. The figures show the words that each word reads (cross-attention,
     all heads, self-attention) next to those that it depends on, found by leaving out each word, and the beam search;

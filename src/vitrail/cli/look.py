@@ -33,10 +33,10 @@ def look(
     batch: flags.Batch = 4,
     device: flags.Device = "auto",
 ) -> None:
-    """Draw the figures of the ViT paper for a model, and others.
+    """Draw the ViT paper's figures, and others, for a model.
 
     From the weights alone: principal components of the patch filters, similarity of the positions. From images: mean
-    attention distance per head and layer in pixels, norms of the tokens, class against distillation token, similarity
+    attention distance per head and layer in pixels, norms of the tokens, class versus distillation token, similarity
     of the layers (CKA), and the occlusion check, which tells whether the attention is meaningful.
 
     With --lessons, and without a model: activations such as GELU, learning rate schedules, sinusoidal positions. Each

@@ -24,7 +24,7 @@ def predict(
 ) -> None:
     """Classify images and print the top classes.
 
-    Any number of images is processed in order and in
+    Any number of images is processed in order, using
     little memory. An image that cannot be read is reported on stderr and skipped; the exit code is then 2. A model
     that `vitrail export` wrote predicts without torch, in a fraction of a second.
 

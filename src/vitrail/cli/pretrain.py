@@ -33,7 +33,8 @@ def pretrain(
     """Train a model on images without labels.
 
     Choose a task: simclr, byol or dino for features that separate classes by themselves (k-NN, few labels); mae, simmim
-    or mpp for weights to fine-tune, whose k-NN is poor (mae is the fastest of all tasks); aim and igpt to predict
+    or mpp for weights to fine-tune, whose k-NN accuracy is poor (mae is the fastest of all tasks); aim and igpt to
+    predict
     images in order. On two CPU cores with small images, start with simclr. `vitrail pretrain TASK --help` lists the
     settings of a task. The model/ of the run is the backbone alone: `vitrail train --init RUN` fine-tunes it, `vitrail
     probe RUN` measures its features. A run whose features collapse is reported.
@@ -49,7 +50,7 @@ def pretrain(
     resume
         Folder of a run to continue, with bit-identical results. With --epochs or --minutes, a finished run is extended.
     epochs
-        With --resume: new length of the run in epochs, in all. [default: unchanged]
+        With --resume: new total length of the run, in epochs. [default: unchanged]
     minutes
         With --resume: new length of the run in minutes, in all. [default: unchanged]
     workers

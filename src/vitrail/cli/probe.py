@@ -41,7 +41,7 @@ def probe(
 
     Three probes of the frozen features: k nearest neighbours, few-shot least squares, and a linear classifier
     (logistic regression). Raw pixels and the untrained model are baselines in the same table: compare a model with
-    the better of them. Features are cached, so that another call is fast. Files are written only with --out.
+    the better of them. Features are cached, so later calls are fast. Files are written only with --out.
 
     Examples::
 
@@ -54,11 +54,11 @@ def probe(
     models
         Models as for `vitrail eval`; they need no head.
     knn
-        Numbers of neighbours, separated by commas. [default: 10,20,100,200, as far as there are so many images]
+        Numbers of neighbours, separated by commas. [default: 10,20,100,200, limited by the number of images]
     shots
         Training images per class of the few-shot probe. [default: 1,5,10,25, as far as there are so many images]
     seeds
-        Choices of the few-shot images; the table shows mean ± standard deviation.
+        Number of random draws of the few-shot images; the table shows mean ± standard deviation.
     linear
         Fit a linear classifier on all training images; its weight decay is chosen on a fifth of them.
     examples

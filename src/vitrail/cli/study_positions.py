@@ -24,8 +24,8 @@ def positions(
     before every layer, or before every layer from a shared table; relative ones (offsets in rows and columns, in the
     paper along the sequence). The other options are those of `vitrail train` and apply to every run, including --epochs
     and --minutes; [recipe: …] shows the values of fashion. Each run has a folder in --out, for `vitrail runs`;
-    table.json, table.md and positions.png are next to them. The same command again resumes: finished runs are kept, and
-    stopped runs continue with bit-identical results. Press Ctrl-C to save and stop.
+    table.json, table.md and positions.png are next to them. Run the same command again to resume: finished runs are
+    kept, and stopped runs continue with bit-identical results. Press Ctrl-C to save and stop.
 
     Examples::
 

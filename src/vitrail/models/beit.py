@@ -178,7 +178,7 @@ TABLE, SHARED_TABLE = "blocks.#.attn.position_bias.offsets", "rel_pos_bias.offse
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    """The table tells the number of heads and, for a square, the grid."""
+    """The table determines the number of heads and, for a square, the grid."""
     fields, shared = encoder_names.infer_encoder_fields(shapes), SHARED_TABLE in shapes
     _, rows, heads = get_tensor_shape(shapes, SHARED_TABLE if shared else TABLE.replace("#", "0"), 3)
     span = math.isqrt(max(rows - 3, 0))

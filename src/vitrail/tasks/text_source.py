@@ -70,7 +70,7 @@ class TextSource:
     def load_batches(
         self, steps: range, *, accumulate: int = 1, workers: int = 0, ranks: Ranks | None = None, pin: bool = False
     ) -> Iterator[Batch]:
-        """A batch takes less than a millisecond to make, so that no workers are needed."""
+        """A batch takes less than a millisecond to make, so no workers are needed."""
         del workers
         ranks = ranks or Ranks()
         found = self.batches.load(steps, accumulate=accumulate, rank=ranks.rank, world=ranks.world_size)

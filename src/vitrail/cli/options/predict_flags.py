@@ -39,7 +39,7 @@ class PredictFlags:
     overwrite
         Replace OUT. Without --resume, an OUT.partial is deleted, too.
     engine
-        Engine: eager and compiled are torch, onnx and int8 exported models. auto measures once which is the fastest.
+        Engine: eager and compiled are torch, onnx and int8 exported models. auto measures once and picks the fastest.
     exact
         Allow only engines within 0.0001 of the model in float32, and decode images at full size.
     fast

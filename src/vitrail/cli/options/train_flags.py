@@ -66,7 +66,7 @@ class TrainFlags:
     threads
         CPU threads. A resumed run keeps its number. [default: measured at the start]
     cache
-        Gigabytes of decoded images to keep in memory at most; 0 disables the cache. [default: 1]
+        Maximum gigabytes of decoded images to keep in memory; 0 disables the cache. [default: 1]
     val_share
         Share of the images for validation, if the folder has no validation part. [default: 0.2]
     strict
@@ -211,10 +211,10 @@ class ImageOrTextFlags(RunFlags):
         folder of images with captions.tsv (FILE, a tab, CAPTION), Flickr8k, or 'collages', which are generated.
         [default: fashion]
     task
-        What is trained: classification, translation, or caption, which describes images. [default: by the data and the
-        recipe]
+        What is trained: classification, translation, or caption, which describes images. [default: determined by the
+        data and the recipe]
     pair
-        Languages of sentence pairs, source and target: de-en, or en-de. [default: as the files are called]
+        Languages of sentence pairs, source and target: de-en, or en-de. [default: taken from the file names]
     recipe
         Training settings: fashion, cifar10-cpu, cifar10-distill, positions, finetune, linear-probe, vit, deit, scratch,
         for sentence pairs translate-demo, translate-cpu, lstm-cpu, reversal, for captions caption-cpu, caption, or a

@@ -12,7 +12,7 @@ FIELDS_IN_NOTES = ("resume", "overwrite", "data", "init", "epochs", "val_share",
 
 
 def print_line(text: str) -> None:
-    """A line of a report, at once."""
+    """Print a line of a report immediately."""
     print(escape_unprintable(name_options(text, FIELDS_IN_NOTES), keep="\n"), flush=True)
 
 

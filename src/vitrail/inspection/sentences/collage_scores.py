@@ -54,7 +54,7 @@ class NounScore:
 
 
 def find_hits(maps: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether the strongest patch of maps (…, h, w) is inside (h, w); of equal ones the first counts: (…)."""
+    """Whether the strongest patch of maps (…, h, w) is inside (h, w); ties go to the first: (…)."""
     return inside.ravel()[maps.reshape(*maps.shape[:-2], -1).argmax(-1)]
 
 

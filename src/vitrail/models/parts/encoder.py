@@ -81,7 +81,7 @@ def make_blocks(
     layer_scale: float | None = None,
     positions: Callable[[], RelativePositions | RotaryPositions | None] = lambda: None,
 ) -> nn.ModuleList:
-    """Equal blocks, each with its own weights and positions; stochastic depth grows from 0 to the rate of the last."""
+    """Identical blocks with separate weights and positions; stochastic depth grows from 0 to the rate of the last."""
     dropout, attention_dropout, stochastic_depth = rates
     return nn.ModuleList(
         kind(
