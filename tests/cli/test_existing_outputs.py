@@ -24,8 +24,8 @@ COMMANDS = {  # arguments of a command, and an existing file that it would repla
     "compare MODEL --data photos --out out": "out/comparison.png",
     "bench MODEL --engines eager --batches 1 --rounds 3 --starts 0 -o out": "out/bench.txt",
     "study cost --tokens 64 --budget 1 -o out": "out/cost.json",
-    "lessons -o out": "out/gelu.png",
-    "lessons -o out/lessons.html": "out/lessons.html",
+    "look --lessons -o out": "out/gelu.png",
+    "look --lessons -o out/lessons.html": "out/lessons.html",
     "runs runs --out out/curves.png": "out/curves.png",
     "export MODEL out": "out/mine",
     "convert MODEL out/weights.pth --to timm": "out/weights.pth",
@@ -55,7 +55,8 @@ def test_an_existing_output_is_refused(
 
 
 @pytest.mark.parametrize(
-    "words", ["explain MODEL photo.png -o out", "lessons -o out", "report MODEL -o out/page.html", "look MODEL -o out"]
+    "words",
+    ["explain MODEL photo.png -o out", "look --lessons -o out", "report MODEL -o out/page.html", "look MODEL -o out"],
 )
 def test_outputs_are_replaced_on_request(
     vitrail_: Run, model: Path, tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch
