@@ -178,7 +178,7 @@ def measure_variants(work: PredictionBench) -> str:
         seed=work.seed,
     )
     found = run_benchmark(request, folder=work.place / "variants")
-    return "\n\n".join(("Random weights.", markdown_table(*found.throughput_cells()), *found.notes))
+    return "\n\n".join(("Random weights.", found.make_throughput_table().to_markdown(), *found.notes))
 
 
 SECTIONS = {

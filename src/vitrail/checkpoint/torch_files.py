@@ -198,9 +198,7 @@ class TorchPickleReader:
         """Stand-ins for the names that plain checkpoints need; any other name is refused."""
         rebuilds: dict[str, Callable[..., Any]] = {
             "_utils._rebuild_tensor": self.locate_tensor,
-            "_utils._rebuild_tensor_v2": lambda storage, offset, shape, stride, _gradient, _hooks, _metadata=None: (
-                self.locate_tensor(storage, offset, shape, stride)
-            ),
+            "_utils._rebuild_tensor_v2": self.locate_tensor_v2,
             "_utils._rebuild_tensor_v3": self.locate_tensor_v3,
             "_utils._rebuild_parameter": unwrap_parameter,
             "_utils._rebuild_parameter_with_state": unwrap_parameter,
@@ -209,7 +207,7 @@ class TorchPickleReader:
         }
         calls: dict[str, Callable[..., Any]] = {
             "collections.OrderedDict": self.make_ordered_dict,
-            "collections.Counter": lambda _entries=None: OrderedDictStandIn(),
+            "collections.Counter": make_counter,
             "argparse.Namespace": NamespaceStandIn,
             "torch.Size": make_torch_size,
             "torch._tensor._rebuild_from_type_v2": self.locate_typed_tensor,
@@ -277,6 +275,11 @@ class TorchPickleReader:
         if self.bytes_left < 0:
             raise PickleError(f"describes more values than it holds: tensors of more than {self.max_bytes} bytes")
         return location
+
+    def locate_tensor_v2(
+        self, storage: Any, offset: Any, shape: Any, stride: Any, _gradient: Any, _hooks: Any, _metadata: Any = None
+    ) -> Any:
+        return self.locate_tensor(storage, offset, shape, stride)
 
     def locate_tensor_v3(
         self, storage: Any, offset: Any, shape: Any, stride: Any, _gradient: Any, _hooks: Any, dtype: Any, *_: Any
@@ -361,6 +364,10 @@ def make_torch_size(lengths: Any = ()) -> Any:
     if not is_shape(lengths):
         raise PickleError("makes a torch.Size of something that is not a shape")
     return lengths
+
+
+def make_counter(_entries: Any = None) -> OrderedDictStandIn:
+    return OrderedDictStandIn()
 
 
 def unwrap_parameter(data: Any, *_: Any) -> Any:

@@ -145,7 +145,7 @@ def read_safetensors(path: Path, file: IO[bytes], size: int) -> RawContents:
     if length > MAX_JSON_BYTES:
         raise CheckpointError(f"{path} has a header of {length} bytes; expected at most {MAX_JSON_BYTES}")
     header: Any = parse_json(file.read(length).decode(), MAX_HEADER_VALUES)
-    metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+    metadata: dict[str, Any] = header.pop("__metadata__", None) or {}
     if not all(isinstance(each, str) for each in metadata.values()) or len(header) > MAX_TENSORS:
         raise CheckpointError(f"{path} has {len(header)} tensors; expected at most {MAX_TENSORS}, and metadata of text")
     tensors, offsets, position = dict[str, Tensor](), list[int](), 0

@@ -49,12 +49,12 @@ def make_allowed_pickle_globals(budget: StepBudget) -> dict[str, object]:
         budget.spend(len(text) // BYTES_PER_STEP)
         return text.encode("latin1")
 
+    def make_array_stand_in(_class: object, _shape: object, _code: object) -> ArrayStandIn:
+        return ArrayStandIn()
+
     core = ("numpy.core", "numpy._core")
     return {
-        **{
-            f"{each}.multiarray._reconstruct": AllowedCall(lambda _class, _shape, _code: ArrayStandIn())
-            for each in core
-        },
+        **{f"{each}.multiarray._reconstruct": AllowedCall(make_array_stand_in) for each in core},
         **{f"{each}.numeric._frombuffer": AllowedCall(make_filled_array_stand_in) for each in core},
         "numpy.ndarray": AllowedCall(ArrayStandIn),
         "numpy.dtype": AllowedCall(DTypeStandIn),
