@@ -30,7 +30,7 @@ TASKS: dict[str, Callable[[Any], Task]] = {
 
 
 def train(name: str, *, blind: bool = False) -> None:
-    """Twelve steps, each a log window; the first six are the warm-up. A blind model gives all images the same features."""
+    """Twelve steps, each a log window; the first six are the warm-up. A blind model sees no pixels."""
     backbone = make_backbone(dynamic=True)
     if blind:
         for weights in backbone.patch_embed.parameters():
