@@ -43,7 +43,7 @@ def parse(path: Path) -> ast.Module:
 def test_vit_and_layers_are_short() -> None:
     vit = PACKAGE / "models" / "vit.py"
     assert count_lines(vit) <= 250
-    assert count_lines(vit, *(PACKAGE / "layers").glob("*.py")) <= 700
+    assert count_lines(vit, *(PACKAGE / "layers").glob("*.py")) <= 780
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 CPU_INFO_FILE, PROCESS_STATUS_FILE = Path("/proc/cpuinfo"), Path("/proc/self/status")
@@ -49,6 +50,26 @@ def describe_hardware() -> dict[str, str]:
         "torch built for": f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU",
         "GPU": ", ".join(cuda) or ("Apple (mps)" if torch.backends.mps.is_available() else "none"),
     }
+
+
+@cache
+def find_bfloat16_instructions() -> str:
+    """The fastest for bfloat16 that torch may use here: amx_bf16, avx512_bf16, or bf16 on ARM; empty if none."""
+    import torch
+
+    capability = torch.backends.cpu.get_cpu_capability()  # ATEN_CPU_CAPABILITY lowers it
+    if not torch.backends.mkldnn.is_available() or capability == "AVX2":
+        return ""
+    detect = getattr(torch.cpu, "get_capabilities", None)  # older versions of torch lack it
+    found = read_cpu_flags() if detect is None else {name for name, present in detect().items() if present}
+    names = ("amx_bf16", "avx512_bf16") if capability.startswith("AVX512") else ("bf16",)
+    return next((name for name in names if name in found), "")
+
+
+def read_cpu_flags() -> set[str]:
+    """What the processor can do, as Linux lists it."""
+    lines = CPU_INFO_FILE.read_text("utf-8", "replace").splitlines() if CPU_INFO_FILE.exists() else []
+    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
 
 
 def read_resident_bytes(name: str) -> int:

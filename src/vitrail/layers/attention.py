@@ -11,15 +11,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
+from vitrail.layers.attention_kernels import attend_by_products, choose_products
 from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """softmax(q·kᵀ/√K)·v, eq. 1, in one fused kernel: (B, H, Nq, K), (B, H, Nx, K), (B, H, Nx, V) → (B, H, Nq, V).
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(q·kᵀ/√K)·v, eq. 1, by the fastest kernel: (B, H, Nq, K), (B, H, Nx, K), (B, H, Nx, V) → (B, H, Nq, V).
 
-    A boolean mask keeps what is True, any other is added to the scores; both broadcast to (B, H, Nq, Nx).
+    A boolean mask keeps what is True, any other is added to the scores; both broadcast to (B, H, Nq, Nx). `causal` is
+    for as many queries as keys, without another mask; `scale` replaces 1/√K.
     """
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    if choose_products(q, k, v):
+        mask = causal_mask(q.shape[-2], k.shape[-2], q.device) if causal else mask
+        return attend_by_products(q, k, v, mask, dropout, scale)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -216,7 +216,7 @@ class LocalAttention(SelfAttention):
     ) -> Tensor:
         q, k, v, mask = self.project(x, grid, mask, queries)
         scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)  # (B, H, n, n)
-        scores = scores if mask is None else scores + mask  # fused attention with a learned bias takes a third longer
+        scores = scores if mask is None else scores + mask.to(scores.dtype)  # a fused kernel takes a third longer
         return self.proj(merge_heads(scores.softmax(-1) @ v))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import causal_mask, merge_heads
+from vitrail.layers.attention import attention, causal_mask, merge_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base.checkpoint_side import (
     CheckpointSide,
@@ -216,7 +216,7 @@ class CausalAttention(nn.Module):
             k, v = cache.extend(k, v)
             mask = causal_mask(q.shape[2], k.shape[2], q.device)
         causal = self.causal and mask is None
-        return self.proj(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)))
+        return self.proj(merge_heads(attention(q, k, v, mask, causal=causal)))
 
 
 class QuickGeluMlp(nn.Module):

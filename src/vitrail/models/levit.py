@@ -234,7 +234,8 @@ def resample_distances(table: Tensor, grid: Grid) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """softmax(q·kᵀ/√K + bias)·v; torch's fused kernel is slower for values wider than keys: (B, H, Nq, V)."""
-    return (q / sqrt(q.shape[-1]) @ k.transpose(-2, -1) + bias).softmax(-1) @ v
+    scores = q / sqrt(q.shape[-1]) @ k.transpose(-2, -1)
+    return (scores + bias.to(scores.dtype)).softmax(-1) @ v
 
 
 class DistanceAttention(AttentionLayer):

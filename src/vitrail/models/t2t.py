@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
+from vitrail.layers.attention import attention
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample, sinusoid
 from vitrail.models.base.checkpoint_side import (
@@ -144,8 +145,8 @@ class TokensToToken(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = soft_split(images.movedim(1, -1), *SOFT_SPLITS[0])  # (B, H/4, W/4, 49·C)
-        for attention, split in ((self.attention1, SOFT_SPLITS[1]), (self.attention2, SOFT_SPLITS[2])):
-            x = attention(x.flatten(1, 2)).unflatten(1, x.shape[1:3])  # (B, h, w, S)
+        for layer, split in ((self.attention1, SOFT_SPLITS[1]), (self.attention2, SOFT_SPLITS[2])):
+            x = layer(x.flatten(1, 2)).unflatten(1, x.shape[1:3])  # (B, h, w, S)
             x = soft_split(x, *split)  # (B, h/2, w/2, 9·S)
         return self.project(x.flatten(1, 2))
 
@@ -172,7 +173,7 @@ class TokenTransformer(nn.Module):
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q·kᵀ/√C)·v: scaled by the width of the input, not of the keys, as in the authors' code."""
         scale = 1 / math.sqrt(self.qkv.in_features)
-        return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=scale)[:, 0]
+        return attention(q[:, None], k[:, None], v[:, None], scale=scale)[:, 0]
 
 
 class TokenPerformer(TokenTransformer):

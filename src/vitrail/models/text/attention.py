@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.layers.attention import causal_mask, join_masks, masked_softmax, merge_heads, split_heads
+from vitrail.layers.attention import attention, causal_mask, join_masks, masked_softmax, merge_heads, split_heads
 from vitrail.models.base.init import init_stacked_linear
 
 Score = Literal["scaled_dot", "dot", "additive"]
@@ -41,9 +40,9 @@ class MultiHeadAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
         """The weighted mean of the values: (B, H, M, K), … → (B, H, M, V)."""
         dropout = self.dropout if self.training else 0.0
-        if self.score_vector is None:  # a fused kernel: the weights are never stored
-            return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal, scale=self.scale)
-        return F.dropout(self.weigh(q, k, mask, causal=causal), dropout) @ v
+        if self.score_vector is None:
+            return attention(q, k, v, mask, dropout, causal=causal, scale=self.scale)
+        return nn.functional.dropout(self.weigh(q, k, mask, causal=causal), dropout) @ v
 
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
         """The probabilities that `mix` multiplies the values by: (B, H, M, N), each row sums to 1."""

@@ -1,0 +1,64 @@
+"""The kernels of attention, and which one to use: torch's fused one, or two products and a softmax.
+
+On a CPU with bfloat16 instructions the products take half as long as in float32, but torch's fused kernel does not gain
+from bfloat16 in its backward pass, and is up to four times as slow as in float32.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.base.machine import find_bfloat16_instructions
+
+PIECE = 2**22  # scores computed at once, if the batch can be divided: they should stay in the cache
+MOST = 2**27  # scores of a call that may be kept for the backward pass: 256 MB; the fused kernel keeps none
+
+
+def choose_products(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether two products and a softmax are faster than the fused kernel: only in bfloat16, on some CPUs."""
+    if q.device.type != "cpu" or torch.compiler.is_exporting():
+        return False
+    autocast = torch.is_autocast_enabled("cpu") and q.dtype != torch.float64
+    dtype = torch.get_autocast_dtype("cpu") if autocast else q.dtype
+    if dtype != torch.bfloat16 or q.shape[:-2] != k.shape[:-2] or q.shape[:-1].numel() * k.shape[-2] > MOST:
+        return False
+    backward = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    instructions = read_instructions()
+    return instructions != "" and (backward or instructions != "amx_bf16")  # the fused forward pass uses AMX well
+
+
+@torch.compiler.assume_constant_result
+def read_instructions() -> str:
+    return find_bfloat16_instructions()
+
+
+def attend_by_products(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, scale: float | None = None
+) -> Tensor:
+    """softmax(q·kᵀ·scale)·v as two products and a softmax, in pieces of the batch, with the scores in memory."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    rows = max(1, PIECE // max(1, q.shape[1:-1].numel() * k.shape[-2]))  # of the batch
+    if rows >= len(q):
+        return attend_in_one_piece(q, k, v, mask, dropout, scale)
+    shared = mask is None or mask.ndim < q.ndim or len(mask) == 1
+    masks = [mask] * math.ceil(len(q) / rows) if shared or mask is None else mask.split(rows)
+    parts = zip(q.split(rows), k.split(rows), v.split(rows), masks, strict=True)
+    return torch.cat([attend_in_one_piece(*part, dropout, scale) for part in parts])
+
+
+def attend_in_one_piece(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:
+    nothing = q.new_empty(())  # beta 0: only the scale is used, within the product
+    scores = torch.baddbmm(nothing, q.flatten(0, -3), k.flatten(0, -3).transpose(1, 2), beta=0, alpha=scale)
+    scores = scores.view(*q.shape[:-1], k.shape[-2])
+    if mask is None:
+        return F.dropout(scores.softmax(-1), dropout) @ v
+    least = torch.finfo(scores.dtype).min  # not −∞: a query whose keys are all masked has finite gradients
+    if mask.dtype == torch.bool:
+        blind = ~mask.any(-1, keepdim=True)
+        scores = scores.masked_fill_(~mask, least)
+    else:
+        blind = mask.isneginf().all(-1, keepdim=True)
+        scores = scores.add_(mask.clamp(min=least))
+    return (F.dropout(scores.softmax(-1), dropout) @ v).masked_fill(blind, 0.0)
