@@ -1,7 +1,8 @@
 """Parse the values of options: FIELD=VALUE, sizes, lists with commas, files of labels, paths that must exist."""
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -16,9 +17,13 @@ from vitrail.data.images.class_names import IMAGENET, list_imagenet_labels
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, DTYPE_ALIASES, GENERATED_CAPTIONS
 
 MAX_NUMBER = 2**31 - 1  # of any option that is a whole number
-MAX_PROCESSES = 1024  # or threads
+MAX_PROCESSES = max(64, 4 * (os.cpu_count() or 1))  # or threads
 MAX_BATCH = 2**20
-MAXIMA = {"batch": MAX_BATCH, "streams": MAX_PROCESSES, "threads": MAX_PROCESSES, "workers": MAX_PROCESSES}
+MAX_SEEDS = 1000
+MAXIMA = {
+    "batch": MAX_BATCH, "top": MAX_BATCH, "seeds": MAX_SEEDS,
+    **dict.fromkeys(("streams", "threads", "workers"), MAX_PROCESSES),
+}
 
 
 def convert_dtype(hint: Any, tokens: Sequence[Token]) -> Any:
@@ -103,12 +108,9 @@ def check_numbers(_: object, value: object) -> None:
         check_maximum(value, MAX_NUMBER)
 
 
-def check_processes(_: object, value: object) -> None:
-    check_maximum(value, MAX_PROCESSES)
-
-
-def check_batch(_: object, value: object) -> None:
-    check_maximum(value, MAX_BATCH)
+def at_most(maximum: int) -> Callable[[object, object], None]:
+    """A validator of one option."""
+    return lambda _, value: check_maximum(value, maximum)
 
 
 def check_maximum(value: object, maximum: int, option: str | None = None) -> None:
