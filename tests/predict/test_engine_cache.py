@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from support.toy_onnx_graphs import write_graph_folder
 
 from vitrail.base.errors import CheckpointError
 from vitrail.base.files import get_cache_folder
+from vitrail.base.locks import wait_for_entry_lock
 from vitrail.export.atomic_folder import write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
@@ -39,7 +41,7 @@ from vitrail.predict.engine_cache import (
 from vitrail.predict.predictor import Predictor
 
 if TYPE_CHECKING:
-    from multiprocessing.synchronize import Barrier
+    from multiprocessing.synchronize import Barrier, Event
 
 
 @pytest.fixture(autouse=True)
@@ -270,3 +272,28 @@ def test_an_intact_export_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="longer than 60 s"):
         open_or_write_export(place, lambda _: pytest.fail("it was intact"), open_export)
     assert [path.stat() for path in sorted(place.iterdir())] == before
+
+
+def test_unfinished_exports_of_killed_processes_are_removed(written: list[Path]) -> None:
+    """A folder of an entry that a live process writes stays, and so does everything with another name."""
+    place = get_cache_folder() / "exports"
+    names = (f".{'a' * 32}.abcd_123", f".{'b' * 32}.abcd_123", ".other.abcd_123", "c" * 32)
+    for name in names:
+        (place / name).mkdir(parents=True)
+        (place / name / "model.onnx").write_text("part")
+    live = PROCESSES.Process(target=hold_entry_lock, args=(place / ("b" * 32), ready := PROCESSES.Event()))
+    live.start()
+    try:
+        assert ready.wait(60)
+        Predictor(make_toy_model("vit"), preprocessing=PREPROCESSING, engine="onnx")
+    finally:
+        live.kill()
+        live.join()
+    assert {name for name in names if (place / name).exists()} == {*names[1:]}
+    assert len(written) == 1
+
+
+def hold_entry_lock(path: Path, ready: "Event") -> None:
+    with wait_for_entry_lock(path):
+        ready.set()
+        sleep(600)

@@ -13,12 +13,13 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from vitrail import __version__
 from vitrail.base.errors import VitrailError, VitrailWarning, describe_error, format_install_command
 from vitrail.base.text import escape_unprintable
 from vitrail.cli.options.groups import COMMON, TASKS
+from vitrail.cli.options.values import check_numbers
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
 from vitrail.cli.output.streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 from vitrail.cli.usage_errors import check_command, describe_usage_error
@@ -56,6 +57,7 @@ def build_app(names: Sequence[str] = COMMANDS) -> App:
         help_formatter=HelpFormatter(),
         group_arguments=Group("Arguments", sort_key=0),
         group_parameters=COMMON,
+        default_parameter=Parameter(validator=check_numbers),
     )
     table["--help"].group = table["--version"].group = Group("Options", sort_key=len(COMMAND_GROUPS))
     for number, (title, members) in enumerate(COMMAND_GROUPS.items()):

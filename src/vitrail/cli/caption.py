@@ -10,7 +10,6 @@ from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.groups import SPEED
 from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.options.search_flags import SearchFlags
 from vitrail.cli.output.job import check_job_options, run_job
@@ -38,7 +37,7 @@ def caption(
     overwrite: flags.Overwrite = False,
     svg: flags.Svg = False,
     arrays: flags.Arrays = False,
-    batch: Annotated[int, Parameter(group=SPEED, help="Images per batch.")] = 16,
+    batch: flags.Batch = 16,
     device: flags.Device = "auto",
     as_json: flags.Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.predict_flags import Images, PredictFlags
-from vitrail.cli.options.values import read_labels
+from vitrail.cli.options.values import MAX_BATCH, at_most, read_labels
 from vitrail.cli.usage_errors import check_arguments
 
 
@@ -15,7 +15,7 @@ def predict(
     model: flags.Model,
     /,
     *images: Images,
-    top: int = 5,
+    top: Annotated[int, Parameter(validator=at_most(MAX_BATCH))] = 5,
     kind: Annotated[
         Literal["table", "json", "jsonl", "csv", "parquet"] | None, Parameter(name=("--format", "-f"))
     ] = None,

@@ -14,6 +14,7 @@ from vitrail.cli.options.groups import SPEED
 from vitrail.cli.options.model_flags import Device
 from vitrail.cli.options.recipe_flags import make_pretraining_flags_class
 from vitrail.cli.options.train_flags import PretrainFlags, RunFlags
+from vitrail.cli.options.values import MAX_PROCESSES, at_most
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.train import TrainingCommand, start_or_resume
 from vitrail.tasks import PRETRAINING_TASKS
@@ -25,8 +26,11 @@ def pretrain(
     epochs: float | None = None,
     minutes: float | None = None,
     device: Device = "auto",
-    workers: Annotated[int | None, Parameter(group=SPEED)] = None,
-    threads: Annotated[int | Literal["auto"], Parameter(group=SPEED, show_choices=False, show_default=False)] = "auto",
+    workers: Annotated[int | None, Parameter(group=SPEED, validator=at_most(MAX_PROCESSES))] = None,
+    threads: Annotated[
+        int | Literal["auto"],
+        Parameter(group=SPEED, validator=at_most(MAX_PROCESSES), show_choices=False, show_default=False),
+    ] = "auto",
     strict: Annotated[bool, Parameter(negative=())] = False,
     trust_code: Annotated[list[str] | None, Parameter(negative=())] = None,
 ) -> None:

@@ -7,7 +7,14 @@ from cyclopts import Parameter
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA
-from vitrail.cli.options.values import check_data_exists, check_minimum, parse_fields, parse_integers
+from vitrail.cli.options.values import (
+    MAX_SEEDS,
+    at_most,
+    check_data_exists,
+    check_minimum,
+    parse_fields,
+    parse_integers,
+)
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.results import prepare_output, print_result
 
@@ -20,7 +27,7 @@ def probe(
     ] = None,
     knn: str | None = None,
     shots: str | None = None,
-    seeds: int = 3,
+    seeds: Annotated[int, Parameter(validator=at_most(MAX_SEEDS))] = 3,
     linear: bool = True,
     examples: Annotated[int | None, Parameter(name=("--examples", "--bank"), group=DATA)] = None,
     layer: str = "last",

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from vitrail.base.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.values import check_model_exists, parse_field, parse_fields, parse_size
+from vitrail.cli.options.values import MAX_BATCH, at_most, check_model_exists, parse_field, parse_fields, parse_size
 from vitrail.cli.output.messages import print_text
 
 
@@ -21,7 +21,7 @@ def summary(
     image_size: str | None = None,
     classes: str | None = None,
     fields: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    batch: int = 1,
+    batch: Annotated[int, Parameter(validator=at_most(MAX_BATCH))] = 1,
     depth: int = 2,
     source: Annotated[str | None, Parameter(name="--from")] = None,
     tensors: Annotated[bool, Parameter(negative=())] = False,

@@ -7,6 +7,7 @@ from cyclopts import Parameter
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.search_flags import SearchFlags
+from vitrail.cli.options.values import MAX_BATCH, at_most
 from vitrail.cli.output.job import check_job_options, run_job
 from vitrail.cli.usage_errors import check_arguments
 
@@ -31,7 +32,7 @@ def translate(
     out: flags.OptionalOut = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     overwrite: Annotated[bool, Parameter(negative=(), group=DATA)] = False,
-    batch: Annotated[int, Parameter(group=SPEED)] = 64,
+    batch: Annotated[int, Parameter(group=SPEED, validator=at_most(MAX_BATCH))] = 64,
     device: flags.Device = "auto",
 ) -> None:
     """Translate sentences by beam search, greedy search or sampling.

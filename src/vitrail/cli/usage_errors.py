@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import CycloptsError, Token, UnknownCommandError, UnknownOptionError
-from cyclopts.exceptions import CoercionError, MissingArgumentError, RepeatArgumentError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnusedCliTokensError,
+    ValidationError,
+)
 
 from vitrail.base.errors import ConfigError, find_nearest_name
 
@@ -36,6 +42,8 @@ def describe_usage_error(error: CycloptsError) -> str:
             return describe_unknown_option(given, list_names(error.argument_collection), command)
         case CoercionError(token=Token() as token):
             return f"{token.keyword or name} {token.value!r} is not {describe_type(error.target_type, token.value)}"
+        case ValidationError() if error.argument is not None and error.argument.tokens:
+            return f"{name} {error.argument.tokens[0].value}; {error.exception_message}"
         case MissingArgumentError(keyword=str() as keyword):
             return f"{keyword} needs a value. {page}"
         case MissingArgumentError():

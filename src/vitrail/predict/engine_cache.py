@@ -4,18 +4,20 @@ Entries are keyed by the contents of the model, never by its path, and have chec
 """
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, Literal, TypeVar
 
 from vitrail import __version__
 from vitrail.base.errors import CheckpointError, VitrailError
 from vitrail.base.files import file_checksum, get_cache_folder, make_folder, read_text, write_text
 from vitrail.base.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
-from vitrail.base.locks import wait_for_entry_lock
+from vitrail.base.locks import LOCK_FILE_NAME, lock_folder, wait_for_entry_lock
 from vitrail.export.description import ONNX_FILE, read_folder_description
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
@@ -24,6 +26,7 @@ from vitrail.predict.model_checksums import compute_onnx_checksums, hash_texts
 EXPORTS_FOLDER = "exports"
 SPEEDS_FOLDER = "engines"  # one file per key, so that processes do not overwrite each other's
 MAX_SPEED_FILE_BYTES = 2**16
+UNFINISHED_NAME = re.compile(r"\.([0-9a-f]+)\.[a-z0-9_]{8}")  # of the folders that write_folder_atomically makes
 
 Opened = TypeVar("Opened")
 
@@ -81,11 +84,22 @@ def open_or_write_export(path: Path, write: Callable[[Path], object], open_expor
         with suppress(CheckpointError, OSError):
             return open_export(path)
     make_folder(path.parent)
+    remove_unfinished_exports(path.parent)
     with wait_for_entry_lock(path):
         if not is_complete_export(path, verify=True):  # otherwise another process has written it
             remove_export(path)
             write(path)
     return open_export(path)
+
+
+def remove_unfinished_exports(folder: Path) -> None:
+    """Delete what killed processes left: unfinished folders of entries whose lock nobody holds."""
+    with suppress(OSError):
+        for left in list(folder.iterdir()):
+            found = UNFINISHED_NAME.fullmatch(left.name)
+            if found and left.is_dir() and not left.is_symlink():
+                with suppress(VitrailError), lock_folder(folder, name=f".{found[1]}{LOCK_FILE_NAME}"):
+                    rmtree(left, ignore_errors=True)
 
 
 def is_complete_export(path: Path, *, verify: bool = False) -> bool:

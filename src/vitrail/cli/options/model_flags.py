@@ -9,7 +9,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.options.groups import DATA, MODEL, SPEED
-from vitrail.cli.options.values import check_data_exists, check_model_exists, check_preset_exists
+from vitrail.cli.options.values import (
+    MAX_BATCH,
+    MAX_PROCESSES,
+    at_most,
+    check_data_exists,
+    check_model_exists,
+    check_preset_exists,
+)
 
 TORCH_MODEL_HELP = "Name of a model (`vitrail models`), run folder, checkpoint of any layout, or hf-hub:OWNER/NAME."
 MODEL_HELP = TORCH_MODEL_HELP.replace(", or", ", exported folder or .onnx file, or")
@@ -45,8 +52,15 @@ Data = Annotated[str | None, Parameter(help=DATA_HELP, validator=check_data_exis
 ImageData = Annotated[str | None, Parameter(help=IMAGE_DATA_HELP, validator=check_data_exists)]
 ImageCount = Annotated[int, Parameter(name="--images", help="Number of images, evenly spaced over the data.")]
 Device = Annotated[str, Parameter(group=SPEED, help="Device: auto, cpu, cuda, cuda:1 or mps.")]
-Batch = Annotated[int, Parameter(group=SPEED, help="Images per batch.")]
-Workers = Annotated[int, Parameter(group=SPEED, help="Processes that load images; 0 loads them in the main process.")]
+Batch = Annotated[int, Parameter(group=SPEED, validator=at_most(MAX_BATCH), help="Images per batch.")]
+Workers = Annotated[
+    int,
+    Parameter(
+        group=SPEED,
+        validator=at_most(MAX_PROCESSES),
+        help="Processes that load images; 0 loads them in the main process.",
+    ),
+]
 Strict = Annotated[bool, Parameter(negative=(), group=DATA, help="Stop at an unreadable image instead of skipping it.")]
 RealLabels = Annotated[
     Path | None, Parameter(group=DATA, help="JSON file with the ReaL labels of ImageNet's validation images.")

@@ -1,8 +1,10 @@
 """Parse the values of options: FIELD=VALUE, sizes, lists with commas, files of labels, paths that must exist."""
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,15 @@ from vitrail.base.files import read_text, suggest_sibling
 from vitrail.base.json_yaml import parse_yaml
 from vitrail.data.images.class_names import IMAGENET, list_imagenet_labels
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, DTYPE_ALIASES, GENERATED_CAPTIONS
+
+MAX_NUMBER = 2**31 - 1  # of any option that is a whole number
+MAX_PROCESSES = max(64, 4 * (os.cpu_count() or 1))  # or threads
+MAX_BATCH = 2**20
+MAX_SEEDS = 1000
+MAXIMA = {
+    "batch": MAX_BATCH, "top": MAX_BATCH, "seeds": MAX_SEEDS,
+    **dict.fromkeys(("streams", "threads", "workers"), MAX_PROCESSES),
+}
 
 
 def convert_dtype(hint: Any, tokens: Sequence[Token]) -> Any:
@@ -85,6 +96,28 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
     if not all(each.isdecimal() and len(each) < 7 and int(each) for each in found):
         raise ConfigError(f"{option} {text!r}; expected whole numbers of at least 1, with at most six digits")
     return tuple(map(int, found))
+
+
+def check_numbers(_: object, value: object) -> None:
+    """Refuse numbers that no option expects before anything is opened: of an option, or of a class of options."""
+    if is_dataclass(value):
+        for name, each in vars(value).items():
+            option = f"--{name.replace('_', '-')}"
+            check_maximum(each, MAXIMA.get(name, MAX_NUMBER), option)
+    else:
+        check_maximum(value, MAX_NUMBER)
+
+
+def at_most(maximum: int) -> Callable[[object, object], None]:
+    """A validator of one option."""
+    return lambda _, value: check_maximum(value, maximum)
+
+
+def check_maximum(value: object, maximum: int, option: str | None = None) -> None:
+    """Without the option, the message is completed by usage_errors."""
+    if isinstance(value, int) and abs(value) > maximum:
+        expected = f"expected at most {maximum:,}" if value > 0 else "expected at least 0"
+        raise ValueError(expected) if option is None else ConfigError(f"{option} {value}; {expected}")
 
 
 def check_minimum(option: str, value: float, minimum: int) -> None:
