@@ -172,7 +172,7 @@ def test_training_knows_no_images() -> None:
 
 LAYOUT_PLACES = (PACKAGE / "checkpoint", PACKAGE / "cli" / "convert.py")  # where a literal may be the name of a layout
 OTHER_NAMES = {
-    ("study/token_mixers.py", "axial"),  # a kind of attention, whose cost is compared with others
+    ("study/sequence_cost.py", "axial"),  # a kind of attention, whose cost is compared with others
     *(
         (place, "igpt") for place in ("tasks/__init__.py", "tasks/pretraining/igpt.py", "cli/pretrain.py")
     ),  # the task that trains it

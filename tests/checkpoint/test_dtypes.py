@@ -13,7 +13,7 @@ from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import read
 from vitrail.checkpoint.reading import RUNNABLE_DTYPES
 from vitrail.checkpoint.weight_files import SAFETENSORS_DTYPES
-from vitrail.inspection.checkpoints.file_inspection import inspect_file
+from vitrail.inspection.file_inspection import inspect_file
 
 FIELDS: dict[str, Any] = {"image_size": 16, "patch_size": 8, "depth": 1, "width": 16, "heads": 2, "classes": 3}
 UNSUPPORTED_DTYPES = sorted({*SAFETENSORS_DTYPES.values()} - {*RUNNABLE_DTYPES}, key=str)

@@ -19,7 +19,7 @@ from vitrail.base.files import get_cache_folder
 from vitrail.checkpoint import read
 from vitrail.checkpoint.model_location import RESTRICTED_LICENSES, locate_or_download_checkpoint
 from vitrail.data.images.class_names import expand_imagenet_labels, list_imagenet_labels, read_imagenet_classes
-from vitrail.inspection.checkpoints.file_inspection import inspect_file
+from vitrail.inspection.file_inspection import inspect_file
 from vitrail.models.catalog.pretrained import read_pretrained_table
 
 TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"

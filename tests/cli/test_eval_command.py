@@ -272,7 +272,7 @@ def test_wrong_predictions_as_a_page(
 def test_a_page_shows_the_most_confident_of_many(
     photos: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitrail.report.wrong_page.MAX_SHOWN", 2)
+    monkeypatch.setattr("vitrail.report.evaluation_report.MAX_SHOWN", 2)
     run(model, "--data", photos, "--wrong", tmp_path / "wrong.html")
     page = (tmp_path / "wrong.html").read_text("utf-8")
     assert page.count("<article>") == 2

@@ -21,7 +21,7 @@ from vitrail.export.ctranslate2_export import (
     translate_greedily,
 )
 from vitrail.export.ctranslate2_spec import find_exportable_parts
-from vitrail.inspection.checkpoints.checksum_verification import verify_checksums
+from vitrail.inspection.file_inspection import verify_checksums
 from vitrail.predict.search.settings import SearchSettings
 from vitrail.text_loading import LoadedTextModel
 

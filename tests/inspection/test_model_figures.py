@@ -16,7 +16,7 @@ from vitrail.inspection.attention.attention_distance import attention_distance
 from vitrail.inspection.attention.capture import capture_attention
 from vitrail.inspection.explain.explain_options import ExplainOptions
 from vitrail.inspection.explain.explainer import Explainer
-from vitrail.inspection.explain.occlusion import probabilities_without_patches
+from vitrail.inspection.explain.patch_removal import probabilities_without_patches
 from vitrail.inspection.model_figures import OCCLUSION_SHARES, look
 from vitrail.opening import open_torch_model
 

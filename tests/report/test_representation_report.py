@@ -10,7 +10,7 @@ from support.browser_pages import find_page_faults, open_in_browser
 from vitrail.base.figures import CaptionedFigure, new_figure
 from vitrail.base.style import FIGURE_WIDTH
 from vitrail.report.html_page import render_page, write_page
-from vitrail.report.representation_report import build_run_figures_section, draw_pixels, open_saved_figure
+from vitrail.report.model_report import build_run_figures_section, draw_pixels, open_saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

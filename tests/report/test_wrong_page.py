@@ -11,8 +11,8 @@ from support.toy_datasets import write_class_folders
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.evaluation_data import open_labelled_images
 from vitrail.opening import open_torch_model
+from vitrail.report.evaluation_report import render_wrong_page
 from vitrail.report.html_page import write_page
-from vitrail.report.wrong_page import render_wrong_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

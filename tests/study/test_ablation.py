@@ -16,8 +16,16 @@ from vitrail.base.errors import VitrailError
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
 from vitrail.study.ablation import INGREDIENT_OFF_VALUES, AblationPlanner
-from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome, draw_ablation
-from vitrail.study.ablation_runs import AblationVariant, find_run_state, find_study_folder, list_ablation_runs
+from vitrail.study.training_study import (
+    AblationResults,
+    AblationVariant,
+    AblationVariantOutcomes,
+    RunOutcome,
+    draw_ablation,
+    find_run_state,
+    find_study_folder,
+    list_ablation_runs,
+)
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.train.plan import plan_request
 from vitrail.train.run_folder import RunFolder

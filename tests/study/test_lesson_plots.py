@@ -9,17 +9,17 @@ import pytest
 
 from vitrail.base.figures import CaptionedFigure
 from vitrail.base.style import DIVERGING_MAP
-from vitrail.inspection.representation.position_similarity import position_similarity
+from vitrail.inspection.representation.weight_patterns import position_similarity
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.study.lesson_plots import (
     LESSON_FORMULAS,
     SCHEDULE_NAMES,
     compute_activations,
     compute_schedules,
-    plot_activations,
-    plot_all_lessons,
-    plot_schedules,
-    plot_sinusoid_positions,
+    draw_activations,
+    draw_lesson_figures,
+    draw_schedules,
+    draw_sinusoid_positions,
     sinusoid_tables,
 )
 
@@ -46,7 +46,7 @@ def test_activations_match_their_closed_forms() -> None:
 
 
 def test_caption_names_the_largest_difference() -> None:
-    figure = plot_activations()
+    figure = draw_activations()
     np.testing.assert_array_equal(figure.arrays["difference"], figure.arrays["gelu"] - figure.arrays["tanh"])
     assert "has a minimum of −0.17." in figure.caption
     assert "at most 4.7 · 10⁻⁴, at x = ±2.70" in figure.caption
@@ -96,7 +96,7 @@ def test_similarity_of_sinusoids_depends_on_the_offset_alone() -> None:
 
 
 def test_tables_differ_as_in_the_caption() -> None:
-    arrays = plot_sinusoid_positions().arrays
+    arrays = draw_sinusoid_positions().arrays
     row, column = arrays["patch"]
     one, two = arrays["cosine_1d"], arrays["cosine_2d"]
     assert one[row, column] == pytest.approx(1)
@@ -111,12 +111,12 @@ def test_tables_differ_as_in_the_caption() -> None:
 @pytest.mark.parametrize(
     ("figure", "labels"),
     [
-        (plot_activations(), ["activation", "input x", "difference, 10⁻⁴"]),
-        (plot_schedules(), ["step", "learning rate relative to its peak"]),
-        (plot_schedules(steps=1, warmup=0), ["step", "learning rate relative to its peak"]),
-        (plot_sinusoid_positions(), ["dimension", "patch", "patch row", "patch column", "cosine similarity", "value"]),
-        (plot_sinusoid_positions((2, 3), 8), ["dimension", "patch", "patch row", "patch column", "cosine similarity"]),
-        (plot_sinusoid_positions((1, 1), 4), ["dimension", "patch"]),
+        (draw_activations(), ["activation", "input x", "difference, 10⁻⁴"]),
+        (draw_schedules(), ["step", "learning rate relative to its peak"]),
+        (draw_schedules(steps=1, warmup=0), ["step", "learning rate relative to its peak"]),
+        (draw_sinusoid_positions(), ["dimension", "patch", "patch row", "patch column", "cosine similarity", "value"]),
+        (draw_sinusoid_positions((2, 3), 8), ["dimension", "patch", "patch row", "patch column", "cosine similarity"]),
+        (draw_sinusoid_positions((1, 1), 4), ["dimension", "patch"]),
     ],
     ids=lambda value: value.name if isinstance(value, CaptionedFigure) else "",
 )
@@ -129,7 +129,7 @@ def test_figures(figure: CaptionedFigure, labels: list[str]) -> None:
 
 @needs_matplotlib
 def test_circle_marks_the_patch() -> None:
-    figure = plot_sinusoid_positions((3, 7), 8)
+    figure = draw_sinusoid_positions((3, 7), 8)
     row, column = figure.arrays["patch"]
     rings = [line.get_xydata() for axes in figure.draw().axes for line in axes.lines]
     np.testing.assert_array_equal(np.asarray(rings, dtype=float), 2 * [[[column, row]]])
@@ -138,11 +138,11 @@ def test_circle_marks_the_patch() -> None:
 
 @needs_matplotlib
 def test_signed_values_have_a_neutral_middle() -> None:
-    images: list[Any] = [image for axes in plot_sinusoid_positions().draw().axes for image in axes.images]
+    images: list[Any] = [image for axes in draw_sinusoid_positions().draw().axes for image in axes.images]
     signed = [image for image in images if image.get_array().min() < 0]
     assert len(signed) == 2
     assert {(image.get_cmap().name, *image.get_clim()) for image in signed} == {(DIVERGING_MAP, -1, 1)}
 
 
 def test_all_lessons_have_formulas() -> None:
-    assert [each.name for each in plot_all_lessons()] == list(LESSON_FORMULAS)
+    assert [each.name for each in draw_lesson_figures()] == list(LESSON_FORMULAS)

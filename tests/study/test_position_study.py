@@ -11,14 +11,13 @@ from support.figure_checks import check_texts
 from vitrail.base.errors import VitrailError
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
-from vitrail.study.ablation_results import AblationResults, AblationVariantOutcomes, RunOutcome
-from vitrail.study.ablation_runs import AblationVariant
 from vitrail.study.position_study import (
     POSITION_CELLS,
     PositionStudyResults,
     draw_position_study,
     plan_position_ablation,
 )
+from vitrail.study.training_study import AblationResults, AblationVariant, AblationVariantOutcomes, RunOutcome
 from vitrail.train.plan import plan_request
 
 WIDTH, DEPTH, SIDE = 12, 3, 4  # 28 pixels in patches of 7

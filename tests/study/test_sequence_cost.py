@@ -21,9 +21,12 @@ from vitrail.study.sequence_cost import (
     DEFAULT_TOKENS,
     FIT_FROM_TOKENS,
     MIN_ROUNDS,
+    TOKEN_MIXERS,
     CostCell,
     CostRequest,
     CostResults,
+    MixerStep,
+    TokenMixer,
     find_nearest_valid_lengths,
     fit_exponent,
     is_valid_length,
@@ -31,7 +34,6 @@ from vitrail.study.sequence_cost import (
     measure_sequence_cost,
 )
 from vitrail.study.timing import PROGRESS_PARTS
-from vitrail.study.token_mixers import TOKEN_MIXERS, MixerStep, TokenMixer
 
 FAR = (1024, 2304, 4096)
 on_linux = pytest.mark.skipif(not CLEAR_REFS_FILE.exists(), reason="only Linux can reset the peak of a process")

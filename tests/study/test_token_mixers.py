@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.layers.attention import attention, attention_weights
 from vitrail.models import axial, linformer
-from vitrail.study.token_mixers import (
+from vitrail.study.sequence_cost import (
     KERNEL_SIZE,
     KEYS_PER_QUERY,
     TOKEN_MIXERS,

@@ -16,8 +16,8 @@ from vitrail.evaluation.metrics import CalibrationBin, MetricAccumulator
 from vitrail.evaluation.plots import (
     draw_confusion_matrix,
     draw_reliability_diagram,
-    plot_confusion_matrix,
-    plot_reliability_diagram,
+    save_confusion_matrix,
+    save_reliability_diagram,
 )
 from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
 from vitrail.train.plots import choose_metrics, draw_training_curves, plot_training_curves
@@ -153,7 +153,7 @@ def test_confusion_matrix(classes: int, tmp_path: Path) -> None:
     labels = [f"{n}: $日本_{n}" for n in range(classes)]
     torch.manual_seed(0)
     matrix = torch.randint(9, (classes, classes)) * (torch.rand(classes, classes) < 9 / classes)
-    plot_confusion_matrix(matrix + torch.eye(classes), labels, tmp_path / "confusion.png")
+    save_confusion_matrix(matrix + torch.eye(classes), labels, tmp_path / "confusion.png")
     assert is_drawn(tmp_path / "confusion.png")
 
 
@@ -168,15 +168,15 @@ def test_axes_and_scale_of_a_confusion_matrix(classes: int, unit: str) -> None:
 def test_confusion_matrix_omits_unused_classes(tmp_path: Path) -> None:
     matrix = torch.zeros(1000, 1000, dtype=torch.int64)
     matrix[3, 3] = matrix[3, 700] = 5
-    plot_confusion_matrix(matrix, [str(n) for n in range(1000)], tmp_path / "few.png")
-    plot_confusion_matrix(matrix[[3, 700]][:, [3, 700]], ["3", "700"], tmp_path / "two.png")
+    save_confusion_matrix(matrix, [str(n) for n in range(1000)], tmp_path / "few.png")
+    save_confusion_matrix(matrix[[3, 700]][:, [3, 700]], ["3", "700"], tmp_path / "two.png")
     assert (tmp_path / "few.png").read_bytes() == (tmp_path / "two.png").read_bytes()
 
 
 def test_reliability_diagram(tmp_path: Path) -> None:
     tally = MetricAccumulator(3)
     tally.add_batch(torch.randn(50, 3), torch.randint(3, (50,)))
-    plot_reliability_diagram(tally.compute_evaluation("abc").bins, tmp_path / "reliability.png")
+    save_reliability_diagram(tally.compute_evaluation("abc").bins, tmp_path / "reliability.png")
     assert is_drawn(tmp_path / "reliability.png")
     left, right = any_axes(draw_reliability_diagram(tally.compute_evaluation("abc").bins))
     assert legend_texts(left.figure) == [

@@ -18,7 +18,7 @@ from vitrail.cli.output.messages import print_text
 from vitrail.cli.output.results import split_output
 
 if TYPE_CHECKING:
-    from vitrail.study.ablation_runs import TrainingStudy
+    from vitrail.study.training_study import TrainingStudy
 
 
 def ablate(

@@ -107,7 +107,7 @@ def draw_captions(
     as_json: bool,
 ) -> None:
     """Write the figures, and print the captions with the names of the files."""
-    from vitrail.inspection.sentences.caption_figures import DescribedImage, describe_arguments
+    from vitrail.inspection.sentences.word_attention import DescribedImage, describe_arguments
     from vitrail.predict.captioner import Captioner
     from vitrail.predict.text_rows import format_caption_lines
 

@@ -138,8 +138,8 @@ def write_wrong(opened: "CheckpointEvaluation", result: "Evaluation", path: Path
         write_wrong_csv(result.wrong, path)
         return
 
+    from vitrail.report.evaluation_report import MAX_SHOWN, render_wrong_page
     from vitrail.report.html_page import write_page
-    from vitrail.report.wrong_page import MAX_SHOWN, render_wrong_page
 
     with progress_bar(min(len(result.wrong), MAX_SHOWN), "explaining") as advance:
         page = render_wrong_page(result, opened.loaded, opened.data, opened.images, progress=advance)

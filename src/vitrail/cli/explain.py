@@ -149,7 +149,7 @@ def explain(
         if unused := [name for name, is_given in of_maps.items() if is_given]:
             raise ConfigError(f"{unused[0]} cannot be combined with --method {method}; leave it out")
 
-        from vitrail.inspection.explain.explain_together import explain_by_components, explain_by_neighbours
+        from vitrail.inspection.explain.explain_files import explain_by_components, explain_by_neighbours
 
         loaded = open_inspected_model(checkpoint, fields, preprocessing, device, labels, image_size)
         if method == "pca":

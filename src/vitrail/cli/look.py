@@ -102,9 +102,9 @@ def draw_lessons(out: Path, *, svg: bool, arrays: bool, overwrite: bool) -> None
     from vitrail.base.figures import list_figure_paths
     from vitrail.base.files import refuse_existing_outputs
     from vitrail.report.html_page import PageSection, render_page, write_page
-    from vitrail.study.lesson_plots import LESSON_FORMULAS, plot_all_lessons
+    from vitrail.study.lesson_plots import LESSON_FORMULAS, draw_lesson_figures
 
-    figures, kinds = plot_all_lessons(), (".png", ".svg") if svg else (".png",)
+    figures, kinds = draw_lesson_figures(), (".png", ".svg") if svg else (".png",)
     paths = list_figure_paths(out, [each.name for each in figures], kinds, arrays=arrays)
     refuse_existing_outputs([out] if page else paths, overwrite=overwrite)
     if page:

@@ -55,8 +55,7 @@ def report(
     from vitrail.evaluation.evaluation_data import select_images
     from vitrail.report.evaluation_report import evaluate_images
     from vitrail.report.html_page import render_page, write_page
-    from vitrail.report.model_report import build_model_report
-    from vitrail.report.representation_report import MAX_BANK_IMAGES
+    from vitrail.report.model_report import MAX_BANK_IMAGES, build_model_report
     from vitrail.train.run_list import read_run_summary
 
     explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)

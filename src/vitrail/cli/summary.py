@@ -78,11 +78,11 @@ def summary(
     from vitrail.checkpoint.run_files import is_run_folder
     from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS
     from vitrail.export.description import is_exported
-    from vitrail.inspection.checkpoints.checksum_verification import verify_checksums
-    from vitrail.inspection.checkpoints.file_inspection import (
+    from vitrail.inspection.file_inspection import (
         build_inspected_model,
         format_checksum_table,
         inspect_file,
+        verify_checksums,
     )
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog.external_families import is_external_family_name

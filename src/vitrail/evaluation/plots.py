@@ -20,7 +20,7 @@ EVALUATION_FILES = ("confusion.png", "reliability.png", "evaluation.json")
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_LABELS, MAX_CLASSES_WITH_CELLS = 20, 60, 200
 
 
-def plot_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> None:
+def save_confusion_matrix(matrix: Any, labels: Sequence[str], path: Path) -> None:
     save_figure(draw_confusion_matrix(matrix, labels), path)
 
 
@@ -73,7 +73,7 @@ def draw_confusion_matrix(matrix: Any, labels: Sequence[str]) -> "Figure":
     return figure
 
 
-def plot_reliability_diagram(bins: Sequence[CalibrationBin], path: Path) -> None:
+def save_reliability_diagram(bins: Sequence[CalibrationBin], path: Path) -> None:
     save_figure(draw_reliability_diagram(bins), path)
 
 
@@ -128,8 +128,8 @@ def write_evaluation(result: Evaluation, report: Mapping[str, Any], out: Path) -
     """Write the report as JSON and the figures of an evaluation to a folder; many classes have no confusion matrix."""
     confusion, reliability, numbers = (out / name for name in EVALUATION_FILES)
     write_text(numbers, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    plot_reliability_diagram(result.bins, reliability)
+    save_reliability_diagram(result.bins, reliability)
     if result.confusion is None:
         return [numbers, reliability]
-    plot_confusion_matrix(result.confusion, result.labels, confusion)
+    save_confusion_matrix(result.confusion, result.labels, confusion)
     return [numbers, reliability, confusion]

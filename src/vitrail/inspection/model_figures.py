@@ -19,7 +19,7 @@ from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.inspection.attention.attention_distance import (
     attention_distance,
-    plot_attention_distance,
+    draw_attention_distance,
     reduced_attention_distance,
     uniform_attention_distance,
     window_attention_distance,
@@ -27,20 +27,24 @@ from vitrail.inspection.attention.attention_distance import (
 from vitrail.inspection.attention.capture import capture_attention, capture_tokens, why_several_grids
 from vitrail.inspection.explain.explain_options import ExplainOptions
 from vitrail.inspection.explain.explainer import Explainer
-from vitrail.inspection.explain.occlusion import can_drop_tokens, plot_occlusion, probabilities_without_patches
-from vitrail.inspection.representation.cka import MIN_CKA_IMAGES, linear_cka, plot_cka
-from vitrail.inspection.representation.filters import find_first_filters, plot_filters, principal_filters
-from vitrail.inspection.representation.patch_pca import colour_patches, plot_patch_pca, to_rgb_array
-from vitrail.inspection.representation.position_similarity import (
-    find_position_table,
-    plot_position_similarity,
-    position_similarity,
-)
+from vitrail.inspection.explain.patch_removal import can_drop_tokens, draw_removal_curves, probabilities_without_patches
+from vitrail.inspection.representation.patch_pca import colour_patches, draw_patch_colours, to_rgb_array
 from vitrail.inspection.representation.token_statistics import (
-    plot_class_distillation_similarity,
-    plot_token_norms,
+    MIN_CKA_IMAGES,
+    compute_token_cosines,
+    draw_cka,
+    draw_class_distillation_similarity,
+    draw_token_norms,
+    linear_cka,
     token_norms,
-    token_similarity,
+)
+from vitrail.inspection.representation.weight_patterns import (
+    draw_filters,
+    draw_position_similarity,
+    find_first_filters,
+    find_position_table,
+    position_similarity,
+    principal_filters,
 )
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import check_count
@@ -128,12 +132,12 @@ def draw_weight_figures(model: ImageModel) -> tuple[list[CaptionedFigure], list[
     if table is None:
         notes.append("position similarity: this model does not add a position table to its tokens")
     else:
-        figures.append(plot_position_similarity(position_similarity(table, model.levels[0].grid)))
+        figures.append(draw_position_similarity(position_similarity(table, model.levels[0].grid)))
     filters = find_first_filters(model)
     if filters is None or len(filters) < 2:
         notes.append("filters: this model has no convolution over the image")
     else:
-        figures.append(plot_filters(*principal_filters(filters)))
+        figures.append(draw_filters(*principal_filters(filters)))
     return figures, notes
 
 
@@ -194,7 +198,7 @@ class ActivationStatistics:
         for state, each in zip(self.means, tokens, strict=True):
             state.append(each.mean(1))
         if "distill" in self.token_names:
-            self.cosines.append(np.stack([token_similarity(each[:, 0], each[:, 1]) for each in tokens], axis=1))
+            self.cosines.append(np.stack([compute_token_cosines(each[:, 0], each[:, 1]) for each in tokens], axis=1))
         if explainer.no_maps_reason:
             self.no_occlusion_reason = explainer.no_maps_reason
         elif explainer.loaded.classes:
@@ -254,23 +258,23 @@ def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[Capt
         distances = mean_of_known(np.concatenate(statistics.distances))  # (L, H)
         even = uniform_attention_distance(statistics.grid, statistics.patch_size(statistics.grid))
         figures.append(
-            plot_attention_distance(distances, images=statistics.images, image_size=statistics.image_size, even=even)
+            draw_attention_distance(distances, images=statistics.images, image_size=statistics.image_size, even=even)
         )
     if statistics.no_norms_reason:
         notes.append(f"token norms: layers cannot be compared, since {statistics.no_norms_reason}")
     else:
         norms = np.concatenate(statistics.norms).swapaxes(0, 1)
-        figures.append(plot_token_norms(norms, statistics.token_names, statistics.grid))
+        figures.append(draw_token_norms(norms, statistics.token_names, statistics.grid))
     if statistics.cosines:
-        figures.append(plot_class_distillation_similarity(np.concatenate(statistics.cosines).mean(0)))
+        figures.append(draw_class_distillation_similarity(np.concatenate(statistics.cosines).mean(0)))
     if statistics.images < MIN_CKA_IMAGES:
         notes.append(f"similarity of layers: {MIN_CKA_IMAGES} images or more are needed, not {statistics.images}")
     else:
-        figures.append(plot_cka(linear_cka([np.concatenate(state) for state in statistics.means])))
+        figures.append(draw_cka(linear_cka([np.concatenate(state) for state in statistics.means])))
     if statistics.occlusion_curves:
         curves = {name: np.concatenate(parts) for name, parts in statistics.occlusion_curves.items()}
         figures.append(
-            plot_occlusion(
+            draw_removal_curves(
                 np.array(OCCLUSION_SHARES),
                 curves["most"],
                 curves["least"],
@@ -287,5 +291,5 @@ def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[Capt
     except ConfigError as error:  # too few patches
         notes.append(f"patch features: {error}")
     else:
-        figures.append(plot_patch_pca(photos, colours))
+        figures.append(draw_patch_colours(photos, colours))
     return figures, notes

@@ -21,9 +21,9 @@ from vitrail.inspection.sentences.sentence_figures import (
     capitalise,
     clamp_layer,
     describe_map,
-    plot_cross_attention,
-    plot_heads,
-    plot_self_attention,
+    draw_cross_attention,
+    draw_cross_attention_heads,
+    draw_self_attention,
 )
 from vitrail.inspection.sentences.word_occlusion import (
     AttentionAgreement,
@@ -106,9 +106,9 @@ def explain_sentence(
         describe_map(read, layer, head)  # for its errors, before anything is computed
     occlusion, name = occlude_words(loaded, read), name_files(sentence)
     figures = [
-        plot_cross_attention(read, occlusion, layer, head, f"{name}.attention"),
-        plot_heads(read, occlusion, f"{name}.heads"),
-        plot_self_attention(read, layer, head, f"{name}.self-attention"),
+        draw_cross_attention(read, occlusion, layer, head, f"{name}.attention"),
+        draw_cross_attention_heads(read, occlusion, f"{name}.heads"),
+        draw_self_attention(read, layer, head, f"{name}.self-attention"),
         draw_beam_tree(read.tree, loaded.tokenizer, f"{name}.beam"),
     ]
     return ExplainedSentence(

@@ -18,12 +18,12 @@ import torch
 
 from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.inspection.checkpoints.file_inspection import find_nearest_preset
+from vitrail.inspection.file_inspection import find_nearest_preset
 from vitrail.models.base.family import FOREIGN_FIELD_NAMES
 from vitrail.recipes import recipe as recipes
 from vitrail.recipes.request import Request
-from vitrail.study.ablation_results import AblationResults
-from vitrail.study.ablation_runs import (
+from vitrail.study.training_study import (
+    AblationResults,
     AblationVariant,
     TrainingStudy,
     find_study_folder,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
 from vitrail.base.style import DIVERGING_MAP, GREY, PALETTE, RED, TITLE_POINTS
-from vitrail.inspection.representation.position_similarity import choose_cosine_scale, position_similarity
+from vitrail.inspection.representation.weight_patterns import choose_cosine_scale, position_similarity
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, sinusoid_1d, sinusoid_2d
 from vitrail.recipes.recipe import OptimizationSettings
@@ -40,8 +40,8 @@ PE(p, 2i + 1) = cos(p / 10000^(2i/D))
 }
 
 
-def plot_all_lessons() -> list[CaptionedFigure]:
-    return [plot_activations(), plot_schedules(), plot_sinusoid_positions()]
+def draw_lesson_figures() -> list[CaptionedFigure]:
+    return [draw_activations(), draw_schedules(), draw_sinusoid_positions()]
 
 
 def compute_activations(x: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
@@ -52,7 +52,7 @@ def compute_activations(x: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
     return {name: values.numpy() for name, values in found.items()}
 
 
-def plot_activations() -> CaptionedFigure:
+def draw_activations() -> CaptionedFigure:
     x = np.linspace(-5, 5, 1001)
     curves = compute_activations(x)
     difference = curves["gelu"] - curves["tanh"]
@@ -101,7 +101,7 @@ def compute_schedules(steps: int, warmup: int) -> "dict[str, NDArray[Any]]":
     }
 
 
-def plot_schedules(steps: int = 1000, warmup: int = 100) -> CaptionedFigure:
+def draw_schedules(steps: int = 1000, warmup: int = 100) -> CaptionedFigure:
     curves = compute_schedules(steps, warmup)
 
     def draw() -> "Figure":
@@ -136,7 +136,7 @@ def sinusoid_tables(grid: Grid, width: int) -> "dict[str, NDArray[Any]]":
     return {"1-D": sinusoid_1d(grid, width).numpy(), "2-D": sinusoid_2d(grid, width).numpy()}
 
 
-def plot_sinusoid_positions(grid: Grid = (14, 14), width: int = 64) -> CaptionedFigure:
+def draw_sinusoid_positions(grid: Grid = (14, 14), width: int = 64) -> CaptionedFigure:
     rows, columns = grid
     row, column = rows // 3, columns * 2 // 3
     tables = sinusoid_tables(grid, width)

@@ -19,20 +19,18 @@ from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.catalog.families import find_preset
 from vitrail.recipes.request import Request
 from vitrail.study.ablation import AblationPlanner
-from vitrail.study.ablation_results import (
+from vitrail.study.training_study import (
     SPREAD,
     AblationResults,
-    AblationVariantOutcomes,
-    format_failure,
-    make_seed_cell,
-    write_table_and_plot,
-)
-from vitrail.study.ablation_runs import (
     AblationRun,
     AblationVariant,
+    AblationVariantOutcomes,
     TrainingStudy,
     find_study_folder,
+    format_failure,
     list_ablation_runs,
+    make_seed_cell,
+    write_table_and_plot,
 )
 from vitrail.tasks.metric import CLASSIFICATION_METRICS
 
@@ -225,12 +223,12 @@ def draw_position_study(results: PositionStudyResults) -> "Figure | None":
     for place, (cell, line) in enumerate(results.pairs):
         shares, mean = [100 * share for share in line.values], line.mean
         if mean is None:
-            draw_lollipop(left, place, 100 * none, 100 * none, GREY, format_failure(line), marker="")
+            plot_lollipop(left, place, 100 * none, 100 * none, GREY, format_failure(line), marker="")
         else:
             label = f"{mean:.2%}" if place == 0 else f"{ablation.gain(line):+.2f}"
-            draw_lollipop(left, place, 100 * none, 100 * mean, BLUE, label, others=shares)
+            plot_lollipop(left, place, 100 * none, 100 * mean, BLUE, label, others=shares)
         label = f"{cell.paper:.2%}" if place == 0 else f"{cell.paper_points:+.2f}"
-        draw_lollipop(right, place, 0, cell.paper_points, GREY, label)
+        plot_lollipop(right, place, 0, cell.paper_points, GREY, label)
     left.set_yticks(range(len(POSITION_CELLS)), [str(cell) for cell in POSITION_CELLS], fontsize=LABEL_POINTS)
     left.invert_yaxis()
     style_axes(right, f"paper: points above none\n({PAPER_SETTING})")
@@ -240,7 +238,7 @@ def draw_position_study(results: PositionStudyResults) -> "Figure | None":
     return figure
 
 
-def draw_lollipop(
+def plot_lollipop(
     axes: Any,
     place: int,
     start: float,

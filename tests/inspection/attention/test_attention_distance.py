@@ -10,8 +10,8 @@ from vitrail.base.errors import ConfigError
 from vitrail.inspection.attention.attention_distance import (
     attention_distance,
     correlate_ranks_with_depth,
+    draw_attention_distance,
     patch_distances,
-    plot_attention_distance,
     uniform_attention_distance,
 )
 
@@ -137,7 +137,7 @@ def test_rank_correlation() -> None:
 @pytest.mark.parametrize("shape", [(12, 3), (1, 1), (2, 40)])
 def test_figure(shape: tuple[int, int]) -> None:
     distances = np.random.default_rng(0).random(shape) * 200
-    figure = plot_attention_distance(distances, images=1234, image_size=(64, 96), even=50.0)
+    figure = draw_attention_distance(distances, images=1234, image_size=(64, 96), even=50.0)
     check_figure(figure, "layer", "distance (pixels)")
     assert "1,234 images of 64×96 pixels" in figure.caption
     assert f"{distances[0].mean():.1f} pixels in layer 0" in figure.caption
@@ -152,7 +152,7 @@ def test_figure(shape: tuple[int, int]) -> None:
 
 
 def test_figure_with_a_head_of_nan() -> None:
-    figure = plot_attention_distance(np.array([[1.0, np.nan], [3.0, 5.0]]), images=1, image_size=(8, 8), even=7.5)
+    figure = draw_attention_distance(np.array([[1.0, np.nan], [3.0, 5.0]]), images=1, image_size=(8, 8), even=7.5)
     check_figure(figure)
     assert "7.5 pixels (dashed line)" in figure.caption
     assert "1 image of" in figure.caption
@@ -160,4 +160,4 @@ def test_figure_with_a_head_of_nan() -> None:
     assert np.allclose(np.asarray(axes.lines[0].get_ydata()), [1, 4])
     assert axes.get_ylim()[1] > 7.5
     with pytest.raises(ConfigError, match=r"\(layers, heads\)"):
-        plot_attention_distance(np.ones(3), images=1, image_size=(8, 8), even=3.0)
+        draw_attention_distance(np.ones(3), images=1, image_size=(8, 8), even=3.0)

@@ -26,7 +26,7 @@ from vitrail.inspection.attention.capture import (
 from vitrail.inspection.attention.rollout import gradient_rollout
 from vitrail.inspection.explain.explain_options import ExplainOptions
 from vitrail.inspection.explain.explainer import Explainer
-from vitrail.inspection.explain.occlusion import can_drop_tokens, predict_without_patches
+from vitrail.inspection.explain.patch_removal import can_drop_tokens, predict_without_patches
 from vitrail.inspection.model_figures import look
 from vitrail.layers import attention as layers
 from vitrail.layers.attention import merge_heads

@@ -10,8 +10,8 @@ from support.attention_models import make_attention_model
 import vitrail
 from vitrail.base.errors import ConfigError
 from vitrail.inspection.attention.capture import capture_attention
-from vitrail.inspection.attention.head_attention import mask_by_mass
 from vitrail.inspection.explain.explainer import Explainer
+from vitrail.inspection.explain.overlay import mask_by_mass
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 

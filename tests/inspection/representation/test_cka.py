@@ -4,7 +4,7 @@ from numpy.typing import NDArray
 from support.figure_checks import check_figure
 
 from vitrail.base.errors import ConfigError
-from vitrail.inspection.representation.cka import linear_cka, plot_cka
+from vitrail.inspection.representation.token_statistics import draw_cka, linear_cka
 
 Array = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ def test_features_equal_for_all_images_give_nan() -> None:
     assert np.isnan(found[1]).all()
     assert np.isnan(found[:, 1]).all()
     assert found[np.ix_([0, 2], [0, 2])].diagonal() == pytest.approx([1, 1])
-    figure = plot_cka(found)
+    figure = draw_cka(found)
     check_figure(figure)
     assert "state 1 is the same for all images" in figure.caption
 
@@ -74,7 +74,7 @@ def test_too_few_images_are_an_error(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("states", [1, 2, 13])
 def test_figure(states: int) -> None:
     matrix = linear_cka(np.cumsum(normal(states, 12, 6), axis=0))
-    figure = plot_cka(matrix)
+    figure = draw_cka(matrix)
     check_figure(figure, "after the embedding (0) and each block", "linear CKA")
     image = figure.draw().axes[0].images[0]
     assert np.allclose(np.asarray(image.get_array()), matrix)
@@ -84,6 +84,6 @@ def test_figure(states: int) -> None:
 
 def test_caption_names_the_largest_change() -> None:
     matrix = np.array([[1, 0.9, 0.2], [0.9, 1, 0.35], [0.2, 0.35, 1]])
-    assert "from state 1 to 2 (CKA 0.35)" in plot_cka(matrix).caption
+    assert "from state 1 to 2 (CKA 0.35)" in draw_cka(matrix).caption
     with pytest.raises(ConfigError, match=r"\(states, states\)"):
-        plot_cka(matrix[:2])
+        draw_cka(matrix[:2])

@@ -10,10 +10,10 @@ from support.figure_checks import check_figure
 
 import vitrail
 from vitrail.base.errors import ConfigError
-from vitrail.inspection.representation.filters import (
+from vitrail.inspection.representation.weight_patterns import (
+    draw_filters,
     filter_to_image,
     find_first_filters,
-    plot_filters,
     principal_filters,
 )
 
@@ -59,7 +59,7 @@ def test_fewer_components_than_requested_and_equal_filters() -> None:
     assert shares.sum() == pytest.approx(1)
     components, shares = principal_filters(np.ones((3, 1, 2, 2)))
     assert shares == pytest.approx(np.zeros(2)), "three centred filters have rank 2"
-    check_figure(plot_filters(components, shares))
+    check_figure(draw_filters(components, shares))
 
 
 SMALL: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "image_size": 32}
@@ -118,7 +118,7 @@ def test_zero_is_drawn_as_mid_grey() -> None:
 )
 def test_figure(shape: tuple[int, ...], words: str) -> None:
     components, shares = principal_filters(normal(*shape))
-    captioned = plot_filters(components, shares)
+    captioned = draw_filters(components, shares)
     check_figure(captioned, "principal component: share of the filters' variance", f"0: {shares[0]:.1%}")
     assert words in captioned.caption
     assert f"{shares.sum():.1%} of the filters' variance" in captioned.caption
@@ -136,4 +136,4 @@ def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(ConfigError, match="0 components"):
         principal_filters(np.ones((4, 3, 2, 2)), count=0)
     with pytest.raises(ConfigError, match="as from principal_filters"):
-        plot_filters(np.ones((4, 3, 2, 2)), np.ones(3))
+        draw_filters(np.ones((4, 3, 2, 2)), np.ones(3))

@@ -69,7 +69,7 @@ def test_neighbours_of_images(model: Any, photos: Path, tmp_path: Path, monkeypa
     assert names(search)[1] == [str(paths[n]) for n in np.argsort(-(features[-1] @ features[:-1].T))[:3]]
     assert [each.label for each in search.queries] == ["ants", None]
     assert search.bank_size == len(progress) == 9
-    monkeypatch.setattr("vitrail.inspection.representation.image_bank.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("vitrail.inspection.representation.nearest_neighbours.ROWS_AT_ONCE", 2)
     assert names(vitrail.find_neighbours(model, [paths[0], "example:cat"], photos, k=3)) == names(search)
     stored = vitrail.find_neighbours(model, [paths[0], "example:cat"], tmp_path / "features.npy", k=3)
     assert names(stored) == names(search)

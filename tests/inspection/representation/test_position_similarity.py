@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.base.errors import ConfigError
 from vitrail.base.style import DIVERGING_MAP, SEQUENTIAL_MAP
-from vitrail.inspection.representation.position_similarity import (
+from vitrail.inspection.representation.weight_patterns import (
     compare_near_and_far,
+    draw_position_similarity,
     find_position_table,
-    plot_position_similarity,
     position_similarity,
     tile_maps,
 )
@@ -136,7 +136,7 @@ def test_tiles_are_arranged_like_patches() -> None:
 @pytest.mark.parametrize("grid", [(2, 3), (14, 14), (1, 1), (1, 7), (9, 2), (3, 20)])
 def test_figure(grid: tuple[int, int]) -> None:
     similarity = position_similarity(normal(grid[0] * grid[1], 8), grid)
-    figure = plot_position_similarity(similarity)
+    figure = draw_position_similarity(similarity)
     check_figure(figure, "patch column", "patch row", "cosine similarity")
     assert ("evenly spaced" in figure.caption) == (max(grid) > 16)
     assert ("too small to show" in figure.caption) == (min(grid) < 6)
@@ -158,9 +158,9 @@ def test_near_and_far_patches() -> None:
 
 def test_caption_says_how_many_tiles_are_shown() -> None:
     similarity = position_similarity(normal(3 * 20, 8), (3, 20))
-    figure = plot_position_similarity(similarity)
+    figure = draw_position_similarity(similarity)
     assert "3×16 evenly spaced tiles of 3×20 are shown" in figure.caption
     axes = figure.draw().axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()][:3] == ["0", "3", "5"]
     with pytest.raises(ConfigError, match=r"\(h, w, h, w\)"):
-        plot_position_similarity(similarity[:2])
+        draw_position_similarity(similarity[:2])

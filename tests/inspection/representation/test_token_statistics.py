@@ -7,11 +7,11 @@ from support.figure_checks import check_figure
 
 from vitrail.base.errors import ConfigError
 from vitrail.inspection.representation.token_statistics import (
+    compute_token_cosines,
+    draw_class_distillation_similarity,
+    draw_token_norms,
     find_norm_outliers,
-    plot_class_distillation_similarity,
-    plot_token_norms,
     token_norms,
-    token_similarity,
 )
 
 
@@ -21,19 +21,19 @@ def normal(*shape: int, seed: int = 0) -> NDArray[np.float64]:
 
 def test_norms_and_cosines_match_a_loop() -> None:
     a, b = normal(2, 3, 5), normal(2, 3, 5, seed=1)
-    norms, cosines = token_norms(a), token_similarity(a, b)
+    norms, cosines = token_norms(a), compute_token_cosines(a, b)
     for place in np.ndindex(2, 3):
         assert norms[place] == pytest.approx(math.dist(a[place], [0] * 5))
         dot = sum(x * y for x, y in zip(a[place], b[place], strict=True))
         assert cosines[place] == pytest.approx(dot / math.hypot(*a[place]) / math.hypot(*b[place]))
-    assert token_similarity(a, -3 * a) == pytest.approx(-np.ones((2, 3)))
-    assert token_similarity(a, np.zeros_like(a)) == pytest.approx(np.zeros((2, 3)))
+    assert compute_token_cosines(a, -3 * a) == pytest.approx(-np.ones((2, 3)))
+    assert compute_token_cosines(a, np.zeros_like(a)) == pytest.approx(np.zeros((2, 3)))
 
 
 def test_half_precision_does_not_overflow() -> None:
     tokens = np.full((2, 256), 60, dtype=np.float16)  # 60² · 256 overflows float16
     assert token_norms(tokens) == pytest.approx([960, 960])
-    assert token_similarity(tokens, tokens) == pytest.approx([1, 1])
+    assert compute_token_cosines(tokens, tokens) == pytest.approx([1, 1])
 
 
 def test_exactly_the_planted_outliers_are_found() -> None:
@@ -68,7 +68,7 @@ def test_both_conditions_are_needed() -> None:
 )
 def test_figure_of_norms(states: int, images: int, prefix: int, grid: tuple[int, int]) -> None:
     norms = 10 + normal(states, images, prefix + grid[0] * grid[1])
-    figure = plot_token_norms(norms, [f"register{n}" for n in range(prefix)], grid)
+    figure = draw_token_norms(norms, [f"register{n}" for n in range(prefix)], grid)
     check_figure(figure, "after the embedding (0) and each block", "token norm", "mean norm after the last block")
     left, right, *_ = figure.draw().axes
     median, *lines = (np.asarray(line.get_ydata()) for line in left.lines)
@@ -84,19 +84,19 @@ def test_outliers_reach_the_caption_and_a_log_axis() -> None:
     norms = 10 + normal(3, 2, 1 + 50)
     norms[..., 0] = 1000  # the class token is not a patch
     norms[1, 0, 10] = 500
-    figure = plot_token_norms(norms, ["class"], (5, 10))
+    figure = draw_token_norms(norms, ["class"], (5, 10))
     check_figure(figure)
     assert "1.00% of the patches" in figure.caption
     assert "state 1" in figure.caption
     assert figure.arrays["outliers"].sum() == 1
     assert figure.arrays["outliers"][1, 0, 9]
     assert figure.draw().axes[0].get_yscale() == "log"
-    assert plot_token_norms(np.zeros((2, 1, 6)), (), (2, 3)).draw().axes[0].get_yscale() == "linear"
+    assert draw_token_norms(np.zeros((2, 1, 6)), (), (2, 3)).draw().axes[0].get_yscale() == "linear"
 
 
 @pytest.mark.parametrize("cosines", [np.array([0.2]), np.linspace(0.1, 0.99, 13), np.array([-0.8, 0.5])])
 def test_figure_of_similarity(cosines: NDArray[np.float64]) -> None:
-    figure = plot_class_distillation_similarity(cosines)
+    figure = draw_class_distillation_similarity(cosines)
     check_figure(figure, "after the embedding (0) and each block", "cosine similarity")
     axes = figure.draw().axes[0]
     assert np.allclose(np.asarray(axes.lines[0].get_ydata()), cosines)
@@ -106,6 +106,6 @@ def test_figure_of_similarity(cosines: NDArray[np.float64]) -> None:
 
 def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"1 \+ 2·3 = 7 tokens"):
-        plot_token_norms(np.ones((2, 2, 6)), ["class"], (2, 3))
+        draw_token_norms(np.ones((2, 2, 6)), ["class"], (2, 3))
     with pytest.raises(ConfigError, match=r"\(states,\)"):
-        plot_class_distillation_similarity(np.ones((2, 2)))
+        draw_class_distillation_similarity(np.ones((2, 2)))

@@ -9,7 +9,7 @@ from support.toy_translators import make_translator
 from vitrail.base.errors import ConfigError
 from vitrail.data.text.pairs import make_reversal, open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.inspection.sentences.reversal_attention import ReversalScore, count_anti_diagonal, score_reversal
+from vitrail.inspection.sentences.known_attention import ReversalScore, count_anti_diagonal, score_reversal
 from vitrail.models.catalog.families import build_preset
 from vitrail.recipes.recipe import open_recipe
 from vitrail.tasks.text_source import TextSource

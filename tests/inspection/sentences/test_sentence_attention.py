@@ -10,9 +10,9 @@ from vitrail.base.errors import ConfigError, DataError
 from vitrail.inspection.sentences.sentence_attention import MapKind, read_sentence
 from vitrail.inspection.sentences.sentence_figures import (
     describe_map,
-    plot_cross_attention,
-    plot_heads,
-    plot_self_attention,
+    draw_cross_attention,
+    draw_cross_attention_heads,
+    draw_self_attention,
 )
 from vitrail.inspection.sentences.word_occlusion import occlude_words
 from vitrail.predict.translator import Translator
@@ -91,8 +91,8 @@ def test_recurrent_attention_is_one_layer_of_one_head(attention: str) -> None:
     assert read.layers_and_heads == (1, 1)
     assert read.encoder is None
     assert read.decoder is None
-    assert plot_self_attention(read) is None
-    assert plot_heads(read, occlude_words(loaded, read)) is None
+    assert draw_self_attention(read) is None
+    assert draw_cross_attention_heads(read, occlude_words(loaded, read)) is None
 
 
 def test_a_model_without_attention_says_why() -> None:
@@ -100,7 +100,7 @@ def test_a_model_without_attention_says_why() -> None:
     read = read_sentence(loaded, SENTENCE, length=9)
     assert read.no_maps_reason == "it has no attention"
     assert read.select_map("cross") is None
-    figure = plot_cross_attention(read, occlude_words(loaded, read))
+    figure = draw_cross_attention(read, occlude_words(loaded, read))
     assert figure.caption.startswith("There is no attention map: it has no attention. Occlusion: ")
     assert "attention" not in figure.arrays
     check_figure(figure)
@@ -126,16 +126,16 @@ def test_figures_are_complete_for_short_and_long_sentences(sentence: str) -> Non
     read = read_sentence(loaded, sentence, length=9)
     occlusion = occlude_words(loaded, read)
     for figure in (
-        plot_cross_attention(read, occlusion),
-        plot_self_attention(read, 0, 1),
-        plot_heads(read, occlusion),
+        draw_cross_attention(read, occlusion),
+        draw_self_attention(read, 0, 1),
+        draw_cross_attention_heads(read, occlusion),
     ):
         assert figure is not None
         check_figure(figure)
 
 
 def test_the_layer_of_a_longer_encoder_is_named_by_its_own_number() -> None:
-    figure = plot_self_attention(read_sentence(make_translator(), SENTENCE, length=9))
+    figure = draw_self_attention(read_sentence(make_translator(), SENTENCE, length=9))
     assert figure is not None
     titles = [axes.get_title("left") for axes in figure.draw().axes]
     assert titles[:2] == ["encoder: layer 2, mean of 2 heads", "decoder: layer 1, mean of 2 heads"]
@@ -144,4 +144,4 @@ def test_the_layer_of_a_longer_encoder_is_named_by_its_own_number() -> None:
 def test_words_in_a_figure_are_not_formulas() -> None:
     loaded = make_translator()
     read = read_sentence(loaded, r"$\frac{1}{0}$ Hund $x^", length=5)
-    check_figure(plot_cross_attention(read, occlude_words(loaded, read)))
+    check_figure(draw_cross_attention(read, occlude_words(loaded, read)))

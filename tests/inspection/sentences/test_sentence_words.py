@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.toy_translators import SENTENCES, train_toy_tokenizer
 
-from vitrail.inspection.sentences.sentence_words import SentenceWords
+from vitrail.inspection.sentences.sentence_attention import SentenceWords
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])

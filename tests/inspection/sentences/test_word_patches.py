@@ -15,9 +15,14 @@ from vitrail.base.figures import FigureFolder
 from vitrail.data.captions.collages import CollageImages, PlacedGarment
 from vitrail.data.images.image_items import ImageItem
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.inspection.sentences.caption_figures import describe_files, describe_image
-from vitrail.inspection.sentences.collage_scores import NounScores, find_hits, list_nouns, score_nouns, sum_inside
-from vitrail.inspection.sentences.word_patches import WordAttention, attend_words, find_patch_grid
+from vitrail.inspection.sentences.known_attention import NounScores, find_hits, list_nouns, score_nouns, sum_inside
+from vitrail.inspection.sentences.word_attention import (
+    WordAttention,
+    attend_words,
+    describe_files,
+    describe_image,
+    find_patch_grid,
+)
 from vitrail.models.base.text_contract import Memory, TextAttention
 from vitrail.predict.captioner import Captioner
 from vitrail.predict.search.settings import GREEDY, SearchSettings
@@ -175,7 +180,7 @@ def test_a_model_that_looks_at_the_right_garments_has_full_scores(monkeypatch: p
     def write_known(model: Any, _: TextTokenizer, memory: Memory) -> list[str]:
         return [sentence for sentence, _ in model.sentences[id(memory.tokens)]]
 
-    monkeypatch.setattr("vitrail.inspection.sentences.collage_scores.write_sentences", write_known)
+    monkeypatch.setattr("vitrail.inspection.sentences.known_attention.write_sentences", write_known)
     scores = score_nouns(model, tokenizer, HOW, images, device=CPU)
     assert (scores.nouns, scores.correct, scores.changed) == (120, 1.0, 1.0)
     assert scores.choose_layer() == 1

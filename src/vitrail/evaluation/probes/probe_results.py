@@ -213,7 +213,7 @@ class ProbeResult:
 
     def plot(self) -> CaptionedFigure:
         """Bars of every probe, with the baselines next to the models; needs matplotlib."""
-        return plot_probe_table(self.mean)
+        return draw_probe_table(self.mean)
 
 
 def average_rows(rows: Sequence[ProbeRow]) -> ProbeRow:
@@ -246,7 +246,7 @@ def shorten(row: ProbeRow) -> str:
     return make_printable(row.name, MAX_NAME_LENGTH)
 
 
-def plot_probe_table(table: ProbeTable) -> CaptionedFigure:
+def draw_probe_table(table: ProbeTable) -> CaptionedFigure:
     """Bars of all probes: models in colours, baselines in grey."""
     names = [*table.rows[0].accuracies]
     values = np.array([[100 * row.accuracies[name] for name in names] for row in table.rows])

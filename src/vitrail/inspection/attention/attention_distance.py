@@ -100,7 +100,7 @@ def correlate_ranks_with_depth(values: NDArray[Any]) -> float:
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))
 
 
-def plot_attention_distance(
+def draw_attention_distance(
     distances: NDArray[Any], *, images: int, image_size: tuple[int, int], even: float
 ) -> CaptionedFigure:
     """Plot one dot per head, the mean over heads and the distance `even` of uniform attention: (L, H)."""

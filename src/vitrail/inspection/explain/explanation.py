@@ -13,10 +13,9 @@ from vitrail.base.figures import VERDICT_MARKS, CaptionedFigure, Verdict, save_f
 from vitrail.base.style import NOTE_POINTS, SOFT, WRONG
 from vitrail.base.text import format_probability
 from vitrail.data.photos import EXAMPLE_PREFIX
-from vitrail.inspection.attention.head_attention import draw_heads, mask_by_mass
 from vitrail.inspection.attention.rollout import patch_map_from_row
 from vitrail.inspection.explain.explain_options import ExplainOptions
-from vitrail.inspection.explain.overlay import OUTLINED_SHARE, PixelBox, draw_overlay
+from vitrail.inspection.explain.overlay import OUTLINED_SHARE, PixelBox, draw_heads, draw_overlay, mask_by_mass
 from vitrail.predict.predictions import ClassProbability, Prediction
 
 MAX_STEM_BYTES = 180  # in a file name

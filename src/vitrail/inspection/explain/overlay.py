@@ -4,6 +4,7 @@ Bright and dark are ambiguous on white and black parts, so the strongest patches
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,23 +75,23 @@ def draw_overlay(
         np.asarray(figure.subplots(rows, len(ratios), squeeze=False, width_ratios=ratios)).ravel().tolist()
     )
     if predictions:
-        draw_predictions(grid.pop(), predictions)
+        plot_predictions(grid.pop(), predictions)
     if single:
-        draw_photo(grid[0], photo, photo.shape)
-        draw_outline(grid[0], box)
+        plot_photo(grid[0], photo, photo.shape)
+        plot_outline(grid[0], box)
         grid[0].set_title("dashed: what it sees", fontsize=LABEL_POINTS)
     low, high = float(panels.min()) if lowest is None else lowest, float(np.quantile(panels, BRIGHTEST_QUANTILE))
     high = high if high > low else float(panels.max())  # nearly all values may be equal
     limits = (low, high if high > low else low + 1)
     for axes, panel, name in zip(grid[single:], flat, names, strict=False):
-        draw_map_over_photo(axes, photo, box, panel, limits)
-        draw_patch_outlines(axes, box, find_strongest(panel))
+        plot_map_over_photo(axes, photo, box, panel, limits)
+        plot_patch_outlines(axes, box, find_strongest(panel))
         if patch is not None:
-            draw_outline(axes, locate_patch_in_photo(box, panel.shape, patch))
+            plot_outline(axes, locate_patch_in_photo(box, panel.shape, patch))
         axes.set_title(name, fontsize=LABEL_POINTS if width > 2 else 7)
     for axes in grid[len(flat) + single :]:
         axes.set_axis_off()
-    draw_scale(figure, grid, limits, unit, shrink=min(0.85, 6 / height), open_end=limits[1] < panels.max())
+    plot_scale(figure, grid, limits, unit, shrink=min(0.85, 6 / height), open_end=limits[1] < panels.max())
     line = sanitize_label(heading, int(9 * figure.get_figwidth()))  # 9 characters per inch
     figure.suptitle(line, fontsize=fit_font_size(line, figure.get_figwidth()), x=0.01, ha="left", parse_math=False)
     return figure
@@ -109,7 +110,7 @@ def blend(photo: NDArray[Any], strength: NDArray[Any]) -> NDArray[Any]:
     return np.clip(share * photo + (1 - share) * grey + glow, 0, 1)
 
 
-def draw_scale(
+def plot_scale(
     figure: "Figure", grid: Sequence[Any], limits: tuple[float, float], unit: str, *, shrink: float, open_end: bool
 ) -> None:
     """Draw the bar of the scale; with an open end if some values are larger."""
@@ -124,18 +125,18 @@ def draw_scale(
     bar.ax.tick_params(labelsize=NOTE_POINTS)
 
 
-def draw_photo(axes: Any, photo: NDArray[Any], size: Sequence[int]) -> None:
+def plot_photo(axes: Any, photo: NDArray[Any], size: Sequence[int]) -> None:
     """Draw a photo on axes that count the pixels of `size`, rows and columns; their centres are at integers."""
     rows, columns = size[0], size[1]
     axes.imshow(photo, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5))
     axes.set(xticks=[], yticks=[])
 
 
-def draw_map_over_photo(
+def plot_map_over_photo(
     axes: Any, photo: NDArray[np.uint8], box: PixelBox, panel: NDArray[Any], limits: tuple[float, float]
 ) -> None:
     """Draw a map (h, w) over the photo, scaled to the limits."""
-    draw_photo(axes, blend_map_with_photo(photo, box, panel, limits), photo.shape)
+    plot_photo(axes, blend_map_with_photo(photo, box, panel, limits), photo.shape)
 
 
 def blend_map_with_photo(
@@ -156,7 +157,7 @@ def blend_map_with_photo(
     return result
 
 
-def draw_predictions(axes: Any, predictions: Sequence[TopClass]) -> None:
+def plot_predictions(axes: Any, predictions: Sequence[TopClass]) -> None:
     """Draw a bar per class with its name and probability above it."""
     for row, (name, probability, is_explained) in enumerate(predictions):
         axes.barh(row, 1, 0.24, color=PALE, alpha=0.5)
@@ -181,7 +182,7 @@ def find_strongest(panel: NDArray[Any]) -> NDArray[np.bool_]:
     return (panel >= np.quantile(panel, 1 - OUTLINED_SHARE)) & (panel > panel.min())
 
 
-def draw_patch_outlines(axes: Any, box: PixelBox, chosen: NDArray[np.bool_]) -> None:
+def plot_patch_outlines(axes: Any, box: PixelBox, chosen: NDArray[np.bool_]) -> None:
     """Draw the edges between chosen patches (h, w) and others, in white on black: visible on any background."""
     from matplotlib.collections import LineCollection
 
@@ -196,9 +197,77 @@ def draw_patch_outlines(axes: Any, box: PixelBox, chosen: NDArray[np.bool_]) -> 
         axes.add_collection(lines, autolim=False)
 
 
-def draw_outline(axes: Any, box: PixelBox) -> None:
+def plot_outline(axes: Any, box: PixelBox) -> None:
     """Outline a box in white and black, visible on any background."""
     left, top, right, bottom = (edge - 0.5 for edge in box)
     xs, ys = (left, right, right, left, left), (top, top, bottom, bottom, top)
     axes.plot(xs, ys, color="white", linewidth=1.6)
     axes.plot(xs, ys, color="black", linewidth=0.8, linestyle="--")
+
+
+PANELS_PER_ROW = (4, 5, 6)  # the one that leaves the fewest empty
+MASK_SCALE = 16  # a mask is drawn with sharp edges: each patch of so many pixels
+
+
+def mask_by_mass(maps: NDArray[Any], mass: float) -> NDArray[np.bool_]:
+    """The fewest patches that hold at least this share of a map: (…, h, w)."""
+    flat = maps.reshape(*maps.shape[:-2], -1)
+    order = np.argsort(-flat, axis=-1, kind="stable")
+    ordered = np.take_along_axis(flat, order, -1)
+    before = np.cumsum(ordered, -1) - ordered  # what the larger ones hold
+    kept = np.zeros(flat.shape, bool)
+    np.put_along_axis(kept, order, before < mass * flat.sum(-1, keepdims=True), -1)
+    return kept.reshape(maps.shape)
+
+
+def draw_heads(
+    photo: NDArray[np.uint8],
+    box: PixelBox,
+    maps: NDArray[Any],
+    mean: NDArray[Any],
+    heading: str,
+    *,
+    mass: float | None = None,
+    patch: Sequence[int] | None = None,
+) -> "Figure":
+    """The photo, the mean over the heads and each head (H, h, w), on one scale; with `mass`, masks instead of maps.
+
+    `patch` is the row and column of the query patch, which is outlined.
+    """
+    names = ["dashed: what it sees", "mean over heads", *(f"head {number}" for number in range(len(maps)))]
+    columns = min(PANELS_PER_ROW, key=lambda each: (-len(names) % each, -each))
+    columns = min(columns, len(names))
+    rows = ceil(len(names) / columns)
+    reserved = 0.1 if mass is not None else COLOUR_BAR_WIDTH + 0.2
+    aspect = min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
+    width = (FIGURE_WIDTH - reserved) / columns
+    figure = new_figure(FIGURE_WIDTH, rows * (width * aspect + 0.27) + 0.5)
+    grid: list[Any] = np.asarray(figure.subplots(rows, columns, squeeze=False)).ravel().tolist()
+    panels = np.stack([mean, *maps]) * mean.size  # 1 is uniform attention
+    limits = (0.0, float(np.quantile(panels, BRIGHTEST_QUANTILE)) or 1.0)
+    masks = None if mass is None else mask_by_mass(np.stack([mean, *maps]), mass)
+    plot_photo(grid[0], photo, photo.shape)
+    plot_outline(grid[0], box)
+    for number, axes in enumerate(grid[1 : len(names)]):
+        if masks is None:
+            plot_map_over_photo(axes, photo, box, panels[number], limits)
+            plot_patch_outlines(axes, box, find_strongest(panels[number]))
+        else:
+            plot_map_over_photo(axes, photo, box, enlarge(masks[number]), (0.0, 1.0))
+            plot_patch_outlines(axes, box, masks[number])
+        if patch is not None:
+            plot_outline(axes, locate_patch_in_photo(box, mean.shape, patch))
+    for axes, name in zip(grid, names, strict=False):
+        axes.set_title(name, fontsize=LABEL_POINTS)
+    for axes in grid[len(names) :]:
+        axes.set_axis_off()
+    if masks is None:
+        shrink = min(0.85, 6 / figure.get_figheight())
+        plot_scale(figure, grid, limits, "attention (1 = average)", shrink=shrink, open_end=limits[1] < panels.max())
+    line = sanitize_label(heading, int(9 * FIGURE_WIDTH))
+    figure.suptitle(line, fontsize=fit_font_size(line, FIGURE_WIDTH), x=0.01, ha="left", parse_math=False)
+    return figure
+
+
+def enlarge(masks: NDArray[np.bool_]) -> NDArray[np.float32]:
+    return masks.astype(np.float32).repeat(MASK_SCALE, -2).repeat(MASK_SCALE, -1)

@@ -1,39 +1,213 @@
 """Nearest neighbours of images: the most similar ones of a folder or a data set, by their pooled features.
 
-Q queries, N images in the bank, D width, K neighbours.
+The bank is what they are searched among. Q queries, N images in the bank, D width, K neighbours.
 """
 
+import csv
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ImageOps
 from torch import nn
 
-from vitrail.base.errors import ConfigError, DataError
+from vitrail.base.errors import ConfigError, DataError, describe_error
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label
 from vitrail.base.style import FIGURE_WIDTH, GREEN, GREY, NOTE_POINTS, RED
 from vitrail.base.text import format_count
+from vitrail.data.images.datasets import ImageDataset, open_data
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.image_items import ImageItem
 from vitrail.data.photos import EXAMPLE_PREFIX
-from vitrail.inspection.representation.image_bank import FeatureBank, ImageBank, open_bank
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.contract import find_image_model
 from vitrail.opening import open_torch_model
-from vitrail.predict.pipeline import Engine, PrepareImage, run_pipeline
+from vitrail.predict.output.feature_files import FEATURE_FORMAT_BY_SUFFIX, names_file_path
+from vitrail.predict.output.row_formats import import_pyarrow
+from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictor import DEFAULT_BATCH, Predictor, choose_features
 from vitrail.predict.torch_engine import TorchEngine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+ROWS_AT_ONCE = 2048  # features in memory
+EXPECTED_FEATURES = "expected a file that `vitrail embed` wrote, with one vector per image"
+Chunk = tuple[NDArray[np.int64], NDArray[np.float32]]  # indices of images, (n,), and their features, (n, D)
+ComputeFeatures = Callable[[Iterable[ImageItem]], Iterator[ImageResult]]
+
+
+class ImageBank(Protocol):
+    """Images by index, and their features in chunks."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> frozenset[str]: ...  # all classes; empty if there are none
+    def __len__(self) -> int: ...
+    def take(self, indices: Sequence[int]) -> list[ImageItem]: ...
+    def iterate_features(self, compute: ComputeFeatures, skip: Callable[[DataError], object]) -> Iterator[Chunk]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedImageBank:
+    """Images whose features are computed."""
+
+    name: str
+    count: int
+    item: Callable[[int], ImageItem]
+    labels: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, indices: Sequence[int]) -> list[ImageItem]:
+        return [self.item(index) for index in indices]
+
+    def iterate_features(self, compute: ComputeFeatures, skip: Callable[[DataError], object]) -> Iterator[Chunk]:
+        indices, features = list[int](), list[NDArray[np.float32]]()
+        for index, result in enumerate(compute(map(self.item, range(self.count)))):
+            if result.values is None:
+                skip(result.error or DataError(f"{result.name}: no features"))
+                continue
+            indices.append(index)
+            features.append(result.values)
+            if len(indices) == ROWS_AT_ONCE:
+                yield np.array(indices), np.stack(features)
+                indices.clear()
+                features.clear()
+        if indices:
+            yield np.array(indices), np.stack(features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureBank:
+    """Features that `vitrail embed` has written, and the names of their images."""
+
+    name: str
+    count: int
+    names: Callable[[], Iterator[str]]  # of all rows, in order
+    chunks: Callable[[], Iterator[NDArray[np.float32]]]
+    labels: frozenset[str] = frozenset()  # names of the folders, if there are several
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, indices: Sequence[int]) -> list[ImageItem]:
+        wanted = set(indices)
+        found = {row: name for row, name in enumerate(self.names()) if row in wanted}
+        return [self.make_item(found[index]) for index in indices]
+
+    def make_item(self, name: str) -> ImageItem:
+        folder = Path(name).parent.name
+        return ImageItem(name, name, folder if folder in self.labels else None)
+
+    def iterate_features(self, compute: ComputeFeatures, skip: Callable[[DataError], object]) -> Iterator[Chunk]:  # noqa: ARG002
+        start = 0
+        for features in self.chunks():
+            yield np.arange(start, start + len(features)), features
+            start += len(features)
+
+
+def open_bank(data: Any) -> ImageBank:
+    """Open a folder, a data set, its name, a file of features, or a list of images; a bank is returned unchanged."""
+    if isinstance(data, OpenedImageBank | FeatureBank):
+        return data
+    if isinstance(data, str | Path) and Path(data).suffix.lower() in FEATURE_FORMAT_BY_SUFFIX:
+        return open_stored_features_file(Path(data))
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        items = [each if isinstance(each, ImageItem) else ImageItem(each, str(each)) for each in data]
+        labels = frozenset(each.label for each in items if each.label is not None)
+        return OpenedImageBank(name="the given list", count=len(items), item=items.__getitem__, labels=labels)
+    found = open_data(data, val_share=0.0, need_classes=False)
+    parts = [part for part in (found.train, found.val) if part is not None]
+    return OpenedImageBank(
+        name=found.name,
+        count=sum(map(len, parts)),
+        item=partial(take_item, parts, found.classes),
+        labels=frozenset(found.classes),
+    )
+
+
+def take_item(parts: Sequence[ImageDataset], classes: Sequence[str], index: int) -> ImageItem:
+    """An image of several data sets, one after the other."""
+    for part in parts:
+        if index < len(part):
+            label = part.label(index)
+            return ImageItem(
+                part.source(index), part.name(index), classes[label] if 0 <= label < len(classes) else None
+            )
+        index -= len(part)
+    raise IndexError(index)
+
+
+def open_stored_features_file(path: Path) -> FeatureBank:
+    """Features from `vitrail embed`: .npy with its .files.csv, or .parquet."""
+    opened = open_npy if FEATURE_FORMAT_BY_SUFFIX[path.suffix.lower()] == "npy" else open_parquet
+    try:
+        count, names, chunks = opened(path)
+        first = next(chunks(), None)
+        folders = {Path(name).parent for name in names()}
+    except (OSError, EOFError, TypeError, ValueError, LookupError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {describe_error(error)}; {EXPECTED_FEATURES}") from None
+    if first is None or first.ndim != 2 or not count:
+        shape = (count,) if first is None else (count, *first.shape[1:])
+        raise DataError(f"{path} has the shape {shape}; {EXPECTED_FEATURES}")
+    labels = frozenset(each.name for each in folders) if len(folders) > 1 else frozenset[str]()
+    return FeatureBank(name=path.name, count=count, names=names, chunks=chunks, labels=labels)
+
+
+Opened = tuple[int, Callable[[], Iterator[str]], Callable[[], Iterator[NDArray[np.float32]]]]
+
+
+def open_npy(path: Path) -> Opened:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)  # read as it is used
+    names_path = names_file_path(path)
+
+    def iterate_names() -> Iterator[str]:
+        with names_path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            yield from (row["file"] for row in csv.DictReader(file) if row["row"])
+
+    if sum(1 for _ in iterate_names()) != len(array):
+        raise ValueError(f"{names_path.name} does not have one row for each of {len(array)} features")
+
+    def iterate_chunks() -> Iterator[NDArray[np.float32]]:
+        for start in range(0, len(array), ROWS_AT_ONCE):
+            yield np.asarray(array[start : start + ROWS_AT_ONCE], np.float32)
+
+    return len(array), iterate_names, iterate_chunks
+
+
+def open_parquet(path: Path) -> Opened:
+    arrow, parquet = import_pyarrow()
+    try:
+        table = parquet.ParquetFile(path)
+        count = table.metadata.num_rows - sum(
+            batch.column(0).null_count for batch in table.iter_batches(ROWS_AT_ONCE, columns=["features"])
+        )
+    except (arrow.ArrowException, IndexError) as error:
+        raise ValueError(describe_error(error)) from None
+
+    def iterate_names() -> Iterator[str]:
+        for batch in table.iter_batches(ROWS_AT_ONCE, columns=["file", "features"]):
+            present = batch.column(1).is_valid().to_pylist()
+            yield from (name for name, valid in zip(batch.column(0).to_pylist(), present, strict=True) if valid)
+
+    def iterate_chunks() -> Iterator[NDArray[np.float32]]:
+        for batch in table.iter_batches(ROWS_AT_ONCE, columns=["features"]):
+            column = batch.column(0).drop_null()
+            if len(column):
+                yield np.array(column.to_pylist(), np.float32)
+
+    return count, iterate_names, iterate_chunks
+
 
 ROWS_PER_FIGURE = 10  # queries
 MAX_SIDE, MIN_LABELLED_SIDE = 1.25, 0.6  # inches of an image; below the minimum, its label would not fit
@@ -287,17 +461,17 @@ def draw_neighbours(queries: Sequence[ImageItem], found: Sequence[Sequence[Neigh
     for row, (query, neighbours) in enumerate(zip(queries, found, strict=True)):
         top = 0.32 + row * row_height
         note = query.label or Path(query.name.removeprefix(EXAMPLE_PREFIX)).stem
-        draw_image(axes, query, (start, top), side, "black", note)
+        plot_image(axes, query, (start, top), side, "black", note)
         for column, each in enumerate(neighbours, 1):
             known = query.label is not None and each.image.label is not None
             colour = GREY if not known else GREEN if query.label == each.image.label else RED
             note = f"{each.similarity:.2f} {each.image.label or ''}".rstrip()
-            draw_image(axes, each.image, (start + column * (side + gap) + 0.2, top), side, colour, note)
+            plot_image(axes, each.image, (start + column * (side + gap) + 0.2, top), side, colour, note)
     axes.set(xlim=(0, FIGURE_WIDTH), ylim=(height, 0))
     return figure
 
 
-def draw_image(axes: Any, item: ImageItem, corner: tuple[float, float], side: float, colour: str, note: str) -> None:
+def plot_image(axes: Any, item: ImageItem, corner: tuple[float, float], side: float, colour: str, note: str) -> None:
     """A square part of an image in a frame, with a note below it; an empty frame if it cannot be read any more."""
     from matplotlib.patches import Rectangle
 

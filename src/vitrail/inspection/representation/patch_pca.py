@@ -184,7 +184,7 @@ def draw_patch_pca(
     parts = [compute_patch_features(declared, loaded.make_batch(each)).cpu().numpy() for each in batches]
     photos = np.stack([to_rgb_array(decode_for_model(each, loaded.preprocessing)) for each in given])
     shown = names or [str(each) if isinstance(each, str | Path) else "" for each in given]
-    return plot_patch_pca(photos, colour_patches(np.concatenate(parts), foreground=foreground), shown)
+    return draw_patch_colours(photos, colour_patches(np.concatenate(parts), foreground=foreground), shown)
 
 
 def to_rgb_array(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -192,7 +192,7 @@ def to_rgb_array(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.broadcast_to(image, (*image.shape[:2], 3)) if image.shape[-1] == 1 else image
 
 
-def plot_patch_pca(
+def draw_patch_colours(
     photos: NDArray[np.uint8], found: PatchColours, names: Sequence[str] = (), name: str = "patch_pca"
 ) -> CaptionedFigure:
     """A figure of images (B, rows, columns, 3), each next to the colours of its patches."""

@@ -25,7 +25,7 @@ def place_nodes(tree: BeamTree) -> list[int]:
 
     The best continuation of a node is in its row; the others branch off into the next rows that are free.
     """
-    children = list_children(tree)
+    children = group_nodes_by_parent(tree)
     values = rate_nodes(tree)
     rows, taken = [0] * len(tree.nodes), set[tuple[int, int]]()
 
@@ -51,7 +51,7 @@ def place_nodes(tree: BeamTree) -> list[int]:
     return rows
 
 
-def list_children(tree: BeamTree) -> list[list[BeamNode]]:
+def group_nodes_by_parent(tree: BeamTree) -> list[list[BeamNode]]:
     children: list[list[BeamNode]] = [[] for _ in tree.nodes]
     for node in tree.nodes:
         if node.parent is not None:

@@ -14,7 +14,7 @@ from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.image_items import ImageItem
 from vitrail.evaluation.caption_scores import CaptionScores, score_captions
 from vitrail.evaluation.translation_scores import import_sacrebleu
-from vitrail.inspection.sentences.collage_scores import NounScores, score_nouns
+from vitrail.inspection.sentences.known_attention import NounScores, score_nouns
 from vitrail.predict.captioner import Captioner
 from vitrail.predict.output.row_formats import make_single_line
 from vitrail.predict.search.settings import GREEDY, SearchSettings

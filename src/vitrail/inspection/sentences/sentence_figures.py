@@ -54,7 +54,7 @@ def clamp_layer(layer: int, layers: int) -> int:
     return max(min(layer, layers - 1), -layers)
 
 
-def plot_cross_attention(
+def draw_cross_attention(
     read: SentenceAttention, occlusion: WordOcclusion, layer: int = -1, head: MapHead = "mean", name: str = "attention"
 ) -> CaptionedFigure:
     """The words that each target word reads, next to those that it depends on; without attention, these only."""
@@ -107,7 +107,7 @@ def capitalise(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def plot_self_attention(
+def draw_self_attention(
     read: SentenceAttention, layer: int = -1, head: MapHead = "mean", name: str = "self-attention"
 ) -> CaptionedFigure | None:
     """What each word reads of its own sentence, in the encoder and in the decoder; None if there is none."""
@@ -137,7 +137,9 @@ def plot_self_attention(
     )
 
 
-def plot_heads(read: SentenceAttention, occlusion: WordOcclusion, name: str = "heads") -> CaptionedFigure | None:
+def draw_cross_attention_heads(
+    read: SentenceAttention, occlusion: WordOcclusion, name: str = "heads"
+) -> CaptionedFigure | None:
     """The cross-attention of every layer and head, with its agreement with the occlusion; None if there is none."""
     maps = read.merge_words("cross")
     layers, heads = read.layers_and_heads
@@ -182,7 +184,7 @@ def draw_panels(panels: Sequence[WordMap], note: str = "") -> "Figure":
         figure.supxlabel(note, fontsize=NOTE_POINTS, x=0.01, ha="left")
     grid: list[Any] = np.asarray(figure.subplots(down, across, squeeze=False)).ravel().tolist()
     for axes, panel in zip(grid, panels, strict=True):
-        drawn = draw_word_map(axes, panel, side)
+        drawn = plot_word_map(axes, panel, side)
         if rows * side < MIN_BAR_HEIGHT:  # the cells have numbers
             continue
         bar = figure.colorbar(drawn, ax=axes, shrink=min(1.0, 2.2 / (rows * side)), aspect=18, pad=0.02)
@@ -191,7 +193,7 @@ def draw_panels(panels: Sequence[WordMap], note: str = "") -> "Figure":
     return figure
 
 
-def draw_word_map(axes: Any, panel: WordMap, side: float) -> Any:
+def plot_word_map(axes: Any, panel: WordMap, side: float) -> Any:
     """Draw a map with its words, and its numbers if there is room for them."""
     highest = float(np.nanmax(panel.values, initial=0))
     limits = (0.0, highest if highest > 0 else 1.0)

@@ -93,7 +93,7 @@ def probabilities_without_patches(
     return np.stack(probabilities, axis=1)
 
 
-def plot_occlusion(
+def draw_removal_curves(
     shares: NDArray[Any],
     most: NDArray[Any],
     least: NDArray[Any],

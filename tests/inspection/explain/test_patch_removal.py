@@ -12,10 +12,10 @@ from hypothesis.extra.numpy import arrays
 from support.attention_models import ATTENTION_CASES, count_hooks, make_attention_model, random_image_batch
 
 from vitrail.base.errors import ConfigError
-from vitrail.inspection.explain.occlusion import (
+from vitrail.inspection.explain.patch_removal import (
     can_drop_tokens,
+    draw_removal_curves,
     grey_out_patches,
-    plot_occlusion,
     predict_without_patches,
     probabilities_without_patches,
     select_patches_to_remove,
@@ -97,7 +97,7 @@ def test_figure(images: int, shares: int) -> None:
     x = np.linspace(0, 0.8, shares)
     noise = np.random.default_rng(0).normal(0, 0.02, (images, 1))
     most, least, chance = (0.9 * np.exp(-rate * x) + noise for rate in (3, 0.5, 1.5))
-    figure = plot_occlusion(x, most, least, chance, removal_method="left out")
+    figure = draw_removal_curves(x, most, least, chance, removal_method="left out")
     assert figure.to_png().startswith(b"\x89PNG")
     assert ElementTree.fromstring(figure.to_svg()).tag.endswith("svg")
     (axes,) = figure.draw().axes
@@ -121,14 +121,14 @@ def test_caption_of_a_misleading_map() -> None:
     expected = (
         "at 50% of the patches: 75.0% without the most attended, 25.0% without the least attended. Mean over 1 image."
     )
-    assert expected in plot_occlusion(shares, most, least, most, removal_method="left out").caption
+    assert expected in draw_removal_curves(shares, most, least, most, removal_method="left out").caption
 
 
 def test_curves_of_wrong_shape_are_an_error() -> None:
     good, shares = np.zeros((4, 3)), np.arange(3) / 3
     for most, least, chance in ((good, good[:3], good), (good, good, good[:, :2]), (good[0], good, good)):
         with pytest.raises(ConfigError, match=r"expected \(images, shares\)$"):
-            plot_occlusion(shares, most, least, chance, removal_method="left out")
+            draw_removal_curves(shares, most, least, chance, removal_method="left out")
 
 
 @pytest.mark.parametrize("case", ATTENTION_CASES)

@@ -1,16 +1,17 @@
-"""Score the attention of a captioner on collages, where the patches that a noun names are known.
+"""Score attention whose right answer is known: the garments that nouns name, and digits that are written in reverse.
 
 L layers, H heads, M tokens of a sentence, h×w patches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitrail.base.errors import ConfigError
 from vitrail.data.captions.collages import CollageImages, find_nouns, is_noun_gone
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.augment.augmentations import normalise
@@ -18,12 +19,14 @@ from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.batches import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.inspection.sentences.word_patches import compute_cross_attention, find_patch_grid
+from vitrail.inspection.sentences.sentence_attention import SentenceWords, compute_maps, make_rows, resolve_index
+from vitrail.inspection.sentences.word_attention import compute_cross_attention, find_patch_grid
 from vitrail.layers.positions import Grid
 from vitrail.models.base.text_contract import Memory
 from vitrail.models.text.caption_model import CaptionModel
 from vitrail.predict.captioner import write_captions
 from vitrail.predict.search.settings import GREEDY
+from vitrail.text_loading import LoadedTextModel
 
 COLLAGES_AT_ONCE = 50
 
@@ -157,3 +160,45 @@ def list_nouns(
         for garment, (start, end) in enumerate(find_nouns(collage.sentence)):
             places = [place for place, piece in enumerate(pieces) if start <= piece.start < end]
             yield row, garment, places, collage.garments[garment].find_patches(grid)
+
+
+@dataclass(frozen=True)
+class ReversalScore:
+    """How many digits were written while the attention was largest at the same digit of the source."""
+
+    hits: int
+    tokens: int
+
+    @property
+    def share(self) -> float:
+        return self.hits / self.tokens if self.tokens else 0.0
+
+    def __str__(self) -> str:
+        return f"attention is largest on the anti-diagonal for {self.hits} of {self.tokens:,} tokens, {self.share:.1%}"
+
+
+@torch.inference_mode()
+def score_reversal(
+    loaded: LoadedTextModel, pairs: Iterable[tuple[str, str]], layer: int = -1, head: int | Literal["mean"] = "mean"
+) -> ReversalScore:
+    """Score the cross-attention of pairs of `data/text/pairs.py`, while the right digits are written."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    if model.no_maps_reason:
+        raise ConfigError(f"there is no attention to score: {model.no_maps_reason}")
+    hits = tokens = 0
+    for digits, reverse in pairs:
+        source, target = (SentenceWords.from_text(tokenizer, each) for each in (digits, reverse))
+        row = make_rows(model, [[*source.ids, tokenizer.end]])
+        maps = compute_maps(model, model.encode(row), make_rows(model, [[tokenizer.start, *target.ids]]), row)["cross"]
+        assert maps is not None
+        of_layer = maps[resolve_index("layer", layer, len(maps))]
+        chosen = of_layer.mean(0) if head == "mean" else of_layer[resolve_index("head", head, len(of_layer))]
+        words = target.average_pieces(source.sum_pieces(chosen[:-1, :-1]))  # without the end on both sides
+        hits += count_anti_diagonal(words)
+        tokens += len(words)
+    return ReversalScore(hits, tokens)
+
+
+def count_anti_diagonal(maps: NDArray[Any]) -> int:
+    """The rows of a square map whose largest value is on the anti-diagonal."""
+    return int((maps.argmax(1) == np.arange(maps.shape[1])[::-1]).sum())

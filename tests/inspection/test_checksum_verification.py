@@ -11,7 +11,7 @@ from support.saved_models import write_model_folder
 from support.toy_datasets import write_class_folders
 from support.toy_exports import ExportFinder
 
-from vitrail.inspection.checkpoints.checksum_verification import FileCheck, verify_checksums
+from vitrail.inspection.file_inspection import FileCheck, verify_checksums
 
 TRAIN = "train --model ViT-Ti/16 --set depth=1 --set width=16 --set heads=2 --set patch_size=8 --image-size 16"
 

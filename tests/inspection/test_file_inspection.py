@@ -18,7 +18,7 @@ from torch import Tensor
 import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import write
-from vitrail.inspection.checkpoints.file_inspection import CheckpointInspection, inspect_file
+from vitrail.inspection.file_inspection import CheckpointInspection, inspect_file
 from vitrail.models.catalog.external_families import load_external_family
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "own_family.py")

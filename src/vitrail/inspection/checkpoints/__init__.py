@@ -1,1 +1,0 @@
-"""Inspection of checkpoint files: layout, architecture, tensors, suspicious weights and checksums."""
