@@ -7,7 +7,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 from vitrail.base.errors import DataError
-from vitrail.data.text.tatoeba import TATOEBA_FILE, VALIDATION_MARK
+from vitrail.data.text.pairs import TATOEBA_FILE, VALIDATION_MARK
 from vitrail.data.text.text_files import read_sentences
 from vitrail.data.validation_split import choose_held_out_pairs
 

@@ -163,7 +163,7 @@ def list_imports(path: Path) -> list[str]:
 
 def test_training_knows_no_images() -> None:
     """Batches are named tensors to the loop; what they hold is known to the tasks."""
-    allowed = {"vitrail.data.batch", "vitrail.data.workers"}
+    allowed = {"vitrail.data.batch"}
     for path in (PACKAGE / "train").glob("*.py"):
         known = {name for name in list_imports(path) if name.startswith(("vitrail.data", "vitrail.evaluation"))}
         assert known <= allowed, path

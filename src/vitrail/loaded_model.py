@@ -8,7 +8,7 @@ import numpy as np
 
 from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.run_files import FinishedRun
-from vitrail.data.images.inference_transform import ImageTransform
+from vitrail.data.images.decoding.model_input import ImageTransform
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.exported_model import ExportedModel
 from vitrail.models.base.checks import pair

@@ -17,10 +17,10 @@ from vitrail.base.errors import (
     unusable_device_error,
 )
 from vitrail.base.machine import count_cores
-from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.hub import HUB_PREFIX
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import find_finished_run
+from vitrail.checkpoint.weight_folders import find_bundled_model
 from vitrail.data.images.class_names import IMAGENET, check_class_labels, list_imagenet_labels
 from vitrail.data.images.preprocessing import PILLOW_FILTERS, Preprocessing
 from vitrail.export.description import ExportDescription, is_exported

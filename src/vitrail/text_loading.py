@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
-from vitrail.checkpoint.weight_folders import CONFIG_FILE, read_json_if_exists, read_tokenizer_file
+from vitrail.checkpoint.weight_folders import CONFIG_FILE, find_bundled_model, read_json_if_exists, read_tokenizer_file
 from vitrail.opening import (
     TIMM_PREFIX,
     download_if_missing,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import vitrail
 from vitrail.base.errors import CheckpointError, CheckpointWarning
-from vitrail.checkpoint.bundled import BUNDLED_FOLDER, find_bundled_model, list_bundled_models
+from vitrail.checkpoint.weight_folders import BUNDLED_FOLDER, find_bundled_model, list_bundled_models
 from vitrail.data.text.batches import EncodedPairs
 from vitrail.data.text.pairs import SentencePairs
 from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation

@@ -13,7 +13,7 @@ from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.photos import PHOTO_FOLDER, list_example_photos
-from vitrail.data.photos.photo_crops import make_photo_crops
+from vitrail.export.agreement import make_photo_crops
 
 
 def test_eight_small_photos_with_their_sources() -> None:
@@ -59,7 +59,7 @@ def test_less_than_one_view_is_refused() -> None:
 
 def test_torch_is_not_needed() -> None:
     program = (
-        "import sys; from vitrail.data.photos.photo_crops import make_photo_crops; "
+        "import sys; from vitrail.export.agreement import make_photo_crops; "
         "from vitrail.data.images.preprocessing import Preprocessing; "
         "make_photo_crops(2, Preprocessing(image_size=32)); "
         "print(sorted({'torch', 'safetensors', 'yaml'} & set(sys.modules)))"

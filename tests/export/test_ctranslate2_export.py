@@ -16,11 +16,11 @@ from vitrail.export.ctranslate2_export import (
     TranslationCheck,
     compare_translations,
     export_to_ctranslate2,
+    find_exportable_parts,
     make_check_rows,
     run_exported,
     translate_greedily,
 )
-from vitrail.export.ctranslate2_spec import find_exportable_parts
 from vitrail.inspection.file_inspection import verify_checksums
 from vitrail.predict.search.settings import SearchSettings
 from vitrail.text_loading import LoadedTextModel

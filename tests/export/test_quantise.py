@@ -20,8 +20,7 @@ from support.toy_exports import (
 )
 
 from vitrail.base.errors import CheckpointError
-from vitrail.data.photos.photo_crops import make_photo_crops
-from vitrail.export.agreement import count_agreeing_images
+from vitrail.export.agreement import count_agreeing_images, make_photo_crops
 from vitrail.export.description import CONFIG_FILE, METADATA_KEY, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
 from vitrail.export.quantise import quantise_onnx_file, write_int8_export

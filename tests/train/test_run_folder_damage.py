@@ -22,7 +22,7 @@ from test_train_fit import EVERYTHING, NOISY, assert_same, data, model, train_to
 from vitrail.base.errors import CheckpointError, DataError, VitrailError
 from vitrail.base.locks import InUseError
 from vitrail.checkpoint.run_files import find_finished_run
-from vitrail.data.workers import is_worker_death
+from vitrail.data.batch import is_worker_death
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.train.callbacks import TrainingStart

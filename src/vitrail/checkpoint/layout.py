@@ -16,7 +16,7 @@ from vitrail.base.files import write_atomically
 from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.config_from_shapes import find_assumptions, infer_config, parse_image_size
 from vitrail.checkpoint.description import TYPE_NAMES, Description
-from vitrail.checkpoint.layouts import SOURCE_NAMES
+from vitrail.checkpoint.layouts import SOURCE_FILES, SOURCE_NAMES
 from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.torch_files import WRAPPER_KEYS
@@ -67,7 +67,8 @@ def list_layouts() -> Iterator[Layout]:
 def get_layout(name: str) -> Layout:
     if name not in LAYOUT_NAMES:
         raise unknown_name_error("layout", name, LAYOUT_NAMES)
-    return import_module(f"vitrail.checkpoint.layouts.{name}").LAYOUT
+    module = import_module(f"vitrail.checkpoint.layouts.{SOURCE_FILES.get(name, name)}")
+    return next(each for each in module.LAYOUTS if each.name == name)
 
 
 def detect_layout(contents: RawContents, source: str | None) -> Layout:

@@ -11,9 +11,8 @@ from pathlib import Path
 from vitrail.base.errors import CheckpointError, CheckpointWarning, DataError, find_nearest_name
 from vitrail.base.files import WEIGHTS_FILE_SUFFIXES, get_cache_folder, open_regular_file_descriptor, suggest_sibling
 from vitrail.checkpoint import hub
-from vitrail.checkpoint.bundled import find_bundled_model, list_bundled_models
 from vitrail.checkpoint.run_files import PLAN_FILE
-from vitrail.checkpoint.weight_folders import WEIGHT_SUFFIXES
+from vitrail.checkpoint.weight_folders import WEIGHT_SUFFIXES, find_bundled_model, list_bundled_models
 from vitrail.data.images.decoding.image_formats import detect_image_format
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.models.catalog.preset_list import resolve_alias

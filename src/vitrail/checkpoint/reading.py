@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, CheckpointWarning, ConfigError, describe_error, unknown_name_error
 from vitrail.base.text import abbreviate_list
-from vitrail.checkpoint.bundled import find_bundled_model
 from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_recognition import get_built_in_family
@@ -40,6 +39,7 @@ from vitrail.checkpoint.weight_adaptation import (
     format_assumptions,
 )
 from vitrail.checkpoint.weight_files import RawContents, read_raw_contents
+from vitrail.checkpoint.weight_folders import find_bundled_model
 from vitrail.data.images.class_names import IMAGENET, list_imagenet_labels
 from vitrail.models.base.checks import ImageConfig, pair
 from vitrail.models.base.contract import check_reads_images

@@ -1,5 +1,6 @@
-"""Folders as on a hub: weights, config.json, preprocessor_config.json, tokenizer.json. torch is not imported."""
+"""Folders as on a hub: weights, config.json, preprocessor_config.json, tokenizer.json; bundled ones. Needs no torch."""
 
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,16 @@ def read_tokenizer_file(place: Path, checksum: str | None) -> tuple[str, Path]:
             f"{path} is not the tokenizer that the model was trained with: its checksum differs; restore the file"
         )
     return text, path
+
+
+BUNDLED_FOLDER = Path(__file__).with_name("bundled")
+
+
+@cache
+def list_bundled_models() -> tuple[str, ...]:
+    return tuple(sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json")))
+
+
+def find_bundled_model(name: str | Path) -> Path | None:
+    """The folder of a bundled model, or None if there is none of this name. An existing path wins over a name."""
+    return BUNDLED_FOLDER / name if str(name) in list_bundled_models() and not Path(name).exists() else None

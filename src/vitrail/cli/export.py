@@ -132,8 +132,7 @@ def export(
 
 def export_translator(checkpoint: str, out: Path, fields: dict[str, Any], *, overwrite: bool) -> str:
     """Export a text model to CTranslate2; what is printed about it."""
-    from vitrail.export.ctranslate2_export import export_to_ctranslate2
-    from vitrail.export.ctranslate2_spec import import_ctranslate2
+    from vitrail.export.ctranslate2_export import export_to_ctranslate2, import_ctranslate2
     from vitrail.text_loading import open_text_model
 
     import_ctranslate2()  # before a model is read

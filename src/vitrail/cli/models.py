@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.text import format_table
-from vitrail.checkpoint.bundled import list_bundled_models
+from vitrail.checkpoint.weight_folders import list_bundled_models
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.output.messages import print_notes
 from vitrail.models.catalog.preset_table import describe_presets, find_presets, list_comparison_cells, list_preset_cells

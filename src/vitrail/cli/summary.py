@@ -74,9 +74,9 @@ def summary(
     if classes is not None:
         given |= [parse_field(f"classes={classes}")]
 
-    from vitrail.checkpoint.bundled import find_bundled_model
     from vitrail.checkpoint.run_files import is_run_folder
     from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS
+    from vitrail.checkpoint.weight_folders import find_bundled_model
     from vitrail.export.description import is_exported
     from vitrail.inspection.file_inspection import (
         build_inspected_model,

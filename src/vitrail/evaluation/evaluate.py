@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, unusable_device_error
 from vitrail.base.progress import track_progress
+from vitrail.data.batch import wrap_dead_worker_errors
 from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, TorchDatasetAdapter
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.distributed import Ranks
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
 from vitrail.evaluation.wrong_predictions import list_wrong_predictions

@@ -16,8 +16,7 @@ from vitrail.base.errors import CheckpointError, ConfigError, describe_error, un
 from vitrail.base.progress import track_progress
 from vitrail.checkpoint.checksums import checksum_tensors
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.photos.photo_crops import make_photo_crops
-from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images
+from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images, make_photo_crops
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription, OutputKind
 from vitrail.export.export_module import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.base.errors import VitrailError
 from vitrail.base.files import file_checksum
-from vitrail.checkpoint.bundled import find_bundled_model
+from vitrail.checkpoint.weight_folders import find_bundled_model
 from vitrail.export.description import CONFIG_FILE, find_onnx_file, is_exported, read_folder_description
 from vitrail.export.onnx_session import external_data_path
 

@@ -146,7 +146,7 @@ class ModelFiles:
 
     def write_export(self, folder: Path, *, int8: bool) -> None:
         """Export to ONNX; int8 is quantised from the float32 file."""
-        from vitrail.data.photos.photo_crops import make_photo_crops
+        from vitrail.export.agreement import make_photo_crops
         from vitrail.export.description import find_onnx_file, read_description
         from vitrail.export.export import export_model
         from vitrail.export.quantise import write_int8_export
@@ -185,8 +185,8 @@ def open_benchmark_model(
     """A checkpoint, a run or a bundled model; the name of a preset gives random weights."""
     import torch
 
-    from vitrail.checkpoint.bundled import find_bundled_model
     from vitrail.checkpoint.hub import is_hub_name
+    from vitrail.checkpoint.weight_folders import find_bundled_model
     from vitrail.models.catalog.families import build_preset
     from vitrail.opening import choose_preprocessing, open_torch_model
 

@@ -4,9 +4,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.base.launcher import read_launcher_environment
 from vitrail.base.text import format_count
 from vitrail.checkpoint.run_files import is_run_folder
+from vitrail.distributed import read_launcher_environment
 from vitrail.recipes.recipe import open_recipe
 from vitrail.recipes.request import Request
 from vitrail.train.plan import Runtime

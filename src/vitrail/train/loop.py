@@ -15,7 +15,7 @@ import torch
 
 from vitrail.base.errors import CheckpointError, DataError, VitrailError
 from vitrail.checkpoint.run_files import BEST_FOLDER
-from vitrail.data.workers import wrap_dead_worker_errors
+from vitrail.data.batch import wrap_dead_worker_errors
 from vitrail.distributed import wrap_lost_rank_errors
 from vitrail.tasks.collapse import COLLAPSED, CollapsedError, CollapseWarning, CollapseWatch
 from vitrail.tasks.metric import check_evaluation_metrics

@@ -11,8 +11,7 @@ from time import monotonic
 import torch
 
 from vitrail.base.errors import ConfigError
-from vitrail.data.batch import Batch
-from vitrail.data.workers import wrap_dead_worker_errors
+from vitrail.data.batch import Batch, wrap_dead_worker_errors
 from vitrail.distributed import Ranks
 from vitrail.train.plan import Plan
 from vitrail.train.trainer import Trainer

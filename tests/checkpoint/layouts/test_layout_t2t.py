@@ -15,7 +15,7 @@ import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
 from vitrail.checkpoint.config_from_shapes import infer_config
-from vitrail.checkpoint.layouts.t2t import SCALE_WARNING
+from vitrail.checkpoint.layouts.state_dicts import SCALE_WARNING
 from vitrail.models.catalog.families import find_preset
 
 TOY: dict[str, Any] = {"image_size": 32, "stage_width": 6, "width": 16, "depth": 2, "classes": 5, "mlp_width": 32}

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.text.batches import EncodedPairs, PairBatches, TokenRows, cut_equally, load_validation_batches
 from vitrail.data.text.pairs import SentencePairs, open_pairs
-from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.data.text.tokenizer_training import END, PAD, START
+from vitrail.data.text.tokenizer import END, PAD, START, TextTokenizer
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=60)
 

@@ -10,8 +10,7 @@ import pytest
 from make_tatoeba_pairs import make_pairs, reduce_to_words
 
 from vitrail.base.errors import DataError
-from vitrail.data.text.pairs import open_pairs
-from vitrail.data.text.tatoeba import TATOEBA_FILE, read_tatoeba
+from vitrail.data.text.pairs import TATOEBA_FILE, open_pairs, read_tatoeba
 
 
 def test_pairs_are_short_and_unique() -> None:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from vitrail.base.errors import CheckpointError, ConfigError, DataError
 from vitrail.data.text import tokenizer
 from vitrail.data.text.pairs import open_pairs
-from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.data.text.tokenizer_training import END, PAD, PARALLELISM, SPECIAL_TOKENS, START, UNKNOWN
+from vitrail.data.text.tokenizer import END, PAD, PARALLELISM, SPECIAL_TOKENS, START, UNKNOWN, TextTokenizer
 
 pytest.importorskip("tokenizers")
 KINDS = ("bpe", "wordpiece")

@@ -1,7 +1,11 @@
-"""Public layouts, one file each. They are tried in this order; the first that matches reads a checkpoint."""
+"""Public layouts. They are tried in this order; the first that matches reads a checkpoint."""
 
-SOURCE_NAMES = (
-    "authors",  # before layouts with timm's names, which some of them extend
-    *("google", "hf", "imagegpt", "torchvision", "moco", "dino", "mae", "deit", "akamaster", "t2t", "t2t_by_width"),
-    "timm",
-)
+SOURCE_FILES = {  # layout → its file
+    "authors": "state_dicts",  # before layouts with timm's names, which some of them extend
+    **{name: name for name in ("google", "hf", "imagegpt")},
+    "torchvision": "state_dicts",
+    **dict.fromkeys(("moco", "dino", "mae"), "self_supervised"),
+    **dict.fromkeys(("deit", "akamaster", "t2t", "t2t_by_width"), "state_dicts"),
+    "timm": "timm",
+}
+SOURCE_NAMES = tuple(SOURCE_FILES)

@@ -205,4 +205,4 @@ def array_from_tensor(tensor: Tensor) -> Any:
     return tensor.numpy()
 
 
-LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)
+LAYOUTS = (layout.Layout(name=NAME, matches=matches, read=read, write=write),)

@@ -334,4 +334,4 @@ def make_processor_config(preprocessing: Preprocessing, source: SourceNames) -> 
     }
 
 
-LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)
+LAYOUTS = (layout.Layout(name=NAME, matches=matches, read=read, write=write),)

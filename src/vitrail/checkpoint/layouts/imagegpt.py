@@ -113,4 +113,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return source.assumed
 
 
-LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)
+LAYOUTS = (layout.Layout(name=NAME, matches=matches, read=read, write=write),)

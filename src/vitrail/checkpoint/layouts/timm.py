@@ -203,4 +203,4 @@ def add_preprocessing_and_labels(card: dict[str, Any], description: Description)
     return card
 
 
-LAYOUT = layout.Layout(name=NAME, matches=matches, read=read, write=write)
+LAYOUTS = (layout.Layout(name=NAME, matches=matches, read=read, write=write),)

@@ -77,4 +77,4 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     return {}
 
 
-LAYOUT = Layout(name="vitrail", matches=matches, read=read, write=write)
+LAYOUTS = (Layout(name="vitrail", matches=matches, read=read, write=write),)

@@ -21,8 +21,13 @@ from vitrail.data import fashion
 from vitrail.data.images.array_dataset import NO_LABEL, ArrayDataset, check_label_range
 from vitrail.data.images.decoding.rgb_image import open_image, open_undecoded_file
 from vitrail.data.images.formats import cifar, mnist_idx
-from vitrail.data.images.formats.class_folders import FileDataset, list_entries, quote_names, read_class_folders
-from vitrail.data.images.formats.imagenet_real import read_real_labels
+from vitrail.data.images.formats.class_folders import (
+    FileDataset,
+    list_entries,
+    quote_names,
+    read_class_folders,
+    read_real_labels,
+)
 from vitrail.data.images.image_items import evenly_spaced_indices
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
 

@@ -2,6 +2,10 @@
 
 Files are train.de and train.en, or train.tsv with two columns, also as .gz. The pairs called `reversal` are generated:
 rows of digits and the same digits in reverse, for which the right attention is known.
+
+Those called `tatoeba` are bundled: German–English, at most six words per sentence. A pair for validation shares no
+sentence with a training pair; upper case and punctuation do not count as a difference. The sentences are by the
+contributors of Tatoeba; license and attribution are next to the file.
 """
 
 import re
@@ -15,10 +19,12 @@ from vitrail.base.errors import ConfigError, DataError, describe_error, find_nea
 from vitrail.base.files import suggest_sibling
 from vitrail.base.text import abbreviate_list, format_count
 from vitrail.data.rng import make_view_keys, uniform_randoms
-from vitrail.data.text.tatoeba import TATOEBA_LANGUAGES, read_tatoeba
 from vitrail.data.text.text_files import read_sentences, read_text_lines
 from vitrail.data.validation_split import check_held_out_share, choose_held_out_pairs
 
+TATOEBA_FILE = Path(__file__).parent / "tatoeba/pairs.tsv.gz"  # a third column has `val` for validation
+TATOEBA_LANGUAGES = ("de", "en")
+VALIDATION_MARK = "val"
 REVERSAL_LANGUAGES = ("digits", "reversed")
 MIN_DIGITS, MAX_DIGITS = 4, 12
 REVERSAL_TRAIN, REVERSAL_VAL = 8000, 500  # pairs
@@ -31,6 +37,13 @@ EXPECTED_PAIRS = (
     "expected 'tatoeba', 'reversal', a folder with train.de and train.en (any two languages) or with train.tsv, their "
     "common beginning, or a .tsv file"
 )
+
+
+def read_tatoeba(path: Path = TATOEBA_FILE) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Training and validation pairs: (German, English)."""
+    rows = [line.split("\t") for line in read_sentences(path)]
+    train, val = ([(row[0], row[1]) for row in rows if (VALIDATION_MARK in row[2:]) == held] for held in (False, True))
+    return train, val
 
 
 def make_reversal() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

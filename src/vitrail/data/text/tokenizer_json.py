@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import describe_error
 from vitrail.base.json_yaml import parse_json
-from vitrail.data.text.tokenizer_training import WORDS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+SPACE_MARK = "▁"  # U+2581, as in SentencePiece
+CONTINUATION = "##"  # before a piece of WordPiece that continues a word
+SPACES = rf"[\s{SPACE_MARK}]+"  # a mark in the text is read as a space
+WORDS = (
+    rf"{SPACE_MARK}?[\p{{L}}\p{{M}}\p{{N}}]+(?:['’][\p{{L}}\p{{M}}]+)*"  # letters and digits; ist's is one word
+    rf"|{SPACE_MARK}?[^\p{{L}}\p{{M}}\p{{N}}{SPACE_MARK}]|{SPACE_MARK}"  # one other character
+)
 MAX_JSON_LENGTH = 2**24  # characters
 MAX_JSON_VALUES = 2**21  # 37,000 pieces of BPE have 150,000
 MAX_VOCABULARY = 2**20

@@ -19,13 +19,13 @@ from vitrail.base.array_file import ArrayFile
 from vitrail.base.errors import CheckpointError, DataError, OutputError, VitrailError
 from vitrail.base.files import get_cache_folder, make_writable_folder
 from vitrail.base.progress import track_progress
+from vitrail.data.batch import wrap_dead_worker_errors
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.augment.augmentations import normalise
 from vitrail.data.images.datasets import DatasetSubset, ImageDataset
 from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.data.workers import wrap_dead_worker_errors
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.probes.feature_measures import FeatureRows, SelectedRows
 from vitrail.evaluation.probes.feature_sources import FeatureSource

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.base.figures import CaptionedFigure
 from vitrail.base.text import format_count
-from vitrail.checkpoint.layouts.mae import collect_decoder
+from vitrail.checkpoint.layouts.self_supervised import collect_decoder
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode

@@ -11,7 +11,7 @@ import pytest
 from support.toy_datasets import random_array
 
 from vitrail.base.errors import DataError
-from vitrail.data.images.formats.array_pickles import read_array_pickle
+from vitrail.data.images.formats.cifar import read_array_pickle
 
 BATCH = {
     b"data": random_array(2, 3),

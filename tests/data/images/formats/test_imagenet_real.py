@@ -9,7 +9,7 @@ from support.toy_datasets import write_class_folders, write_image
 
 from vitrail.base.errors import DataError
 from vitrail.data.images.datasets import open_data
-from vitrail.data.images.formats.imagenet_real import match_real_labels, read_real_labels
+from vitrail.data.images.formats.class_folders import match_real_labels, read_real_labels
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""Decode an image to the pixels of a model's input, within limits."""
+"""Decode an image to the pixels of a model's input, within limits; a transform that data loaders can pickle."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +25,20 @@ from vitrail.data.images.decoding.jpeg import (
     find_largest_jpeg_divisor,
     is_jpeg,
 )
-from vitrail.data.images.decoding.rgb_image import open_image, to_upright_8_bit
+from vitrail.data.images.decoding.rgb_image import get_pillow_or_default_limits, open_image, to_upright_8_bit
 from vitrail.data.images.preprocessing import (
     PILLOW_FILTERS,
     Preprocessing,
     center_crop,
     compute_checked_resize_size,
     get_pillow_mode,
+    normalise_pixels,
     resize_and_crop,
 )
+
+if TYPE_CHECKING:
+    import torch
+
 
 MIN_OVERSAMPLING = 2  # a reduced JPEG keeps at least this many times the rows and columns that are needed
 MIN_REDUCED_JPEG_PIXELS = 2**18  # a smaller JPEG decodes in about a millisecond, so it is always decoded at full size
@@ -103,3 +109,23 @@ def resize_decoded_jpeg(
     size, kernel = compute_stored_resize_size(header, preprocessing), PILLOW_FILTERS[preprocessing.interpolation]
     image = image.convert(get_pillow_mode(preprocessing)).resize(size, kernel, box)
     return center_crop(image if transpose is None else image.transpose(transpose), preprocessing)
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """A transform as torchvision's: a photo → a tensor (C, rows, columns) on the CPU.
+
+    A photo is a path, bytes, a Pillow image, an array or a tensor. Without a dtype the result is what an exported model
+    takes: an array of uint8 (rows, columns, C), not normalised.
+    """
+
+    preprocessing: Preprocessing
+    dtype: "torch.dtype | None" = None
+
+    def __call__(self, photo: Any) -> Any:
+        pixels = decode_for_model(photo, self.preprocessing, get_pillow_or_default_limits())
+        if self.dtype is None:
+            return pixels
+        import torch
+
+        return torch.from_numpy(normalise_pixels(pixels, self.preprocessing)).to(self.dtype)

@@ -1,6 +1,11 @@
-"""Image files in one folder per class, or without classes, optionally below train/ and val/."""
+"""Image files in one folder per class, or without classes, optionally below train/ and val/.
+
+The validation images of ImageNet may have ReaL labels, all correct classes of each: Beyer et al., "Are we done with
+ImageNet?" (2020); the file is real.json of google-research/reassessed-imagenet.
+"""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +15,41 @@ from unicodedata import normalize
 from PIL import Image
 
 from vitrail.base.errors import DataError, describe_error
+from vitrail.base.files import read_text
+from vitrail.base.json_yaml import parse_json
 from vitrail.base.text import abbreviate_list, format_count
 from vitrail.data.images.array_dataset import NO_LABEL, check_label_range
 from vitrail.data.images.decoding.rgb_image import open_image
-from vitrail.data.images.formats.imagenet_real import RealLabels, match_real_labels
+
+IMAGENET_VAL_IMAGES = 50_000
+IMAGENET_CLASSES = 1000
+VAL_IMAGE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.[^/]*")  # numbered from 1
+
+RealLabels = tuple[int, ...] | None  # class indices, () if the annotators did not agree; None: not an image of ReaL
+
+
+def read_real_labels(path: Path) -> list[tuple[int, ...]]:
+    """The correct classes of every validation image of ImageNet, in order."""
+    expected = f"expected real.json: a list of {IMAGENET_VAL_IMAGES} lists of class indices"
+    try:
+        labels: Any = parse_json(read_text(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {describe_error(error)}; {expected}") from None
+    if not isinstance(labels, list) or len(labels) != IMAGENET_VAL_IMAGES or not all(map(is_label_list, labels)):
+        raise DataError(f"{path} holds no ReaL labels; {expected}")
+    return [tuple(each) for each in labels]
+
+
+def is_label_list(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < IMAGENET_CLASSES for number in value)
+
+
+def match_real_labels(paths: Iterable[str], real: list[tuple[int, ...]]) -> list[RealLabels]:
+    """The correct classes of each image, None if it is not a validation image of ImageNet."""
+    matches = (VAL_IMAGE_NAME.fullmatch(path.rsplit("/", 1)[-1]) for path in paths)
+    numbers = (int(match[1]) if match else 0 for match in matches)
+    return [real[number - 1] if 0 < number <= len(real) else None for number in numbers]
+
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TRAIN_FOLDER_NAMES = ("train", "training")

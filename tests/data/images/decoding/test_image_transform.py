@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import vitrail
 from vitrail.base.errors import DataError
-from vitrail.data.images.inference_transform import ImageTransform
+from vitrail.data.images.decoding.model_input import ImageTransform
 from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.data.photos import list_example_photos
 

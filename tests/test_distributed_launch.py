@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vitrail.base.errors import ConfigError
-from vitrail.base.launcher import Launch, read_launcher_environment, read_local_rank
+from vitrail.distributed import Launch, read_launcher_environment, read_local_rank
 
 MASTER = "MASTER_ADDR=node7 MASTER_PORT=1234"
 SHELL_OF_SBATCH = "SLURM_JOB_ID=9 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4 SLURM_JOB_NODELIST=gpu[07-09]"
