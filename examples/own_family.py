@@ -1,20 +1,23 @@
 """A custom architecture, used by name without changing the package:
 
     vitrail summary examples/own_family.py:mixer_tiny
+    vitrail train --model examples/own_family.py:mixer_tiny --image-size 28 --set patch_size=4 -o runs/mixer
+    vitrail eval runs/mixer --trust-code examples/own_family.py:mixer_tiny
 
 MLP-Mixer (Tolstikhin 2021): a ViT in which an MLP over the patches replaces attention.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid
-from vitrail.models.base.checks import Size, check_fields, check_grid, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, make_single_level
 from vitrail.models.base.family import Family
+from vitrail.models.parts.encoder import make_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,7 @@ class MixerConfig:
     image_size: Size = 224
     patch_size: Size = 16
     channels: int = 3
-    classes: int = 1000
+    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
     width: int = 192
     depth: int = 8
 
@@ -50,12 +53,12 @@ class Mixer(ImageModel):
         super().__init__(config)
         patch = pair(config.patch_size)
         self.levels = make_single_level(pair(config.image_size), patch, config.width, config.depth)
-        self.sizes, self.classifiers = ImageSizes(), (("mean", "head"),)
+        self.sizes, self.classifiers = ImageSizes(), (("mean", "head"),) if config.classes else ()
         self.patch_embed = PatchEmbed(config.width, patch, config.channels)
         patches = self.grid[0] * self.grid[1]
         self.blocks = nn.Sequential(*(MixerBlock(patches, config.width) for _ in range(config.depth)))
         self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.classes)
+        self.head = make_head(config.width, config.classes)
 
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002
         return self.blocks(x)

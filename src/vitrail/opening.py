@@ -27,6 +27,7 @@ from vitrail.export.description import ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import Size, find_image_config, pair
+from vitrail.models.catalog.external_families import TIMM_PREFIX, is_external_family_name, trust
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from vitrail.checkpoint.description import Description
 
-TIMM_PREFIX = "timm:"
 LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype", "images_only", "choose_fields")  # no config fields
 
 GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # complete, some fields, or None for the checkpoint's
@@ -49,6 +49,7 @@ def open_model(
     labels: Sequence[str] | Literal["imagenet"] | None = None,
     device: "str | torch.device | None" = None,
     threads: int | None = None,
+    trust_code: str | Sequence[str] = (),
 ) -> LoadedModel:
     """Open a model by name or path, or wrap a module with a config.
 
@@ -56,7 +57,8 @@ def open_model(
     but its image size, or some of its fields; a model without any gets the usual values of its layout, or mean and std
     0.5, with a warning. `labels` are class names, or "imagenet" for those of ImageNet-1k. `device` is the CPU by
     default; a module stays where it is. `threads` is for exported models, by default one per core. `fields` are config
-    fields that a checkpoint does not specify, such as heads.
+    fields that a checkpoint does not specify, such as heads. `trust_code` names the file of a checkpoint's own family:
+    "mixer.py:mixer_tiny"; no other code is imported.
 
     >>> loaded = vitrail.open_model("vit_fashion")
     >>> loaded.labels[0], loaded.preprocessing.image_size
@@ -84,7 +86,8 @@ def open_model(
         refuse_config_fields(others, name, "exported and complete")
         return open_exported_model(model, size, preprocessing, labels, threads or count_cores())
     else:
-        loaded = open_checkpoint(name, fields or {}, preprocessing)
+        with trust(trust_code):
+            loaded = open_checkpoint(name, fields or {}, preprocessing)
     return replace(
         loaded,
         model=move_to_device_for_eval(loaded.model, device or "cpu"),
@@ -213,7 +216,6 @@ def build_without_weights(name: str, fields: Mapping[str, Any]) -> "nn.Module":
     """The model of a preset, a checkpoint or a run on the meta device, with these config fields replaced."""
     import torch
 
-    from vitrail.models.catalog.external_families import is_external_family_name
     from vitrail.models.catalog.families import build_preset
 
     is_file = find_bundled_model(name) is not None or os.path.exists(name)  # noqa: PTH110  # Path refuses a long name
@@ -221,10 +223,10 @@ def build_without_weights(name: str, fields: Mapping[str, Any]) -> "nn.Module":
         with torch.device("meta"):
             return build_preset(name, **fields)
 
-    from vitrail.checkpoint.family_recognition import get_built_in_family
+    from vitrail.checkpoint.family_recognition import get_family
 
     about = read_model_description(name)
-    family = get_built_in_family(about.family, name)
+    family = get_family(about, name)
     with torch.device("meta"):
         return family.build(family.configure(**{**about.config, **fields}))
 

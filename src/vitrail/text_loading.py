@@ -67,14 +67,14 @@ def open_text_model(
     download_if_missing(name)
     import torch
 
-    from vitrail.checkpoint.family_recognition import get_built_in_family
+    from vitrail.checkpoint.family_recognition import get_family
     from vitrail.checkpoint.reading import read, warn_about_report
     from vitrail.data.text.tokenizer import TextTokenizer
 
     refuse_load_arguments_as_fields(fields or {})
     run = find_finished_run(Path(name))
     place = name if run is None else run.model
-    family = get_built_in_family(read_model_description(str(place)).family, name)
+    family = get_family(read_model_description(str(place)), name)
     check_reads_text(family.build, name)
     with torch.inference_mode(False):  # weights that are read in inference mode never have gradients
         found = read(place, **(fields or {}))
@@ -120,8 +120,11 @@ def is_text_model(name: str) -> bool:
         return False
     run = find_finished_run(place)
     folder = run.model if run is not None else place if place.is_dir() else place.parent
-    family = (read_json_if_exists(folder / CONFIG_FILE) or {}).get("family")
+    about = read_json_if_exists(folder / CONFIG_FILE) or {}
+    family = about.get("family")
     from vitrail.models.base.text_contract import TextModel
     from vitrail.models.catalog import families
 
+    if about.get("code") is not None:  # of a family from outside the package
+        return about.get("tokenizer") is not None
     return family in families.FAMILIES and issubclass(families.load_family(family).build, TextModel)

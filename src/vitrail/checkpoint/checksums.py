@@ -1,14 +1,18 @@
 """Checksums of weights: names, shapes, dtypes and values, so that a flipped bit anywhere in a file is detected."""
 
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitrail.base.files import file_checksum
 from vitrail.base.machine import count_cores
 
+LIBRARIES = ("vitrail", "torch")  # whose code is known by the version
 CHECKSUM_KEY = "sha256"  # in the header of a safetensors file
 
 
@@ -27,6 +31,13 @@ def checksum_tensors(tensors: Mapping[str, Tensor], *texts: str) -> str:
 
 def checksum_values(tensor: Tensor) -> bytes:
     return sha256(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data).digest()
+
+
+def checksum_own_code(model: nn.Module) -> list[str]:
+    """SHA-256 of the files outside vitrail and torch that define its parts: with equal weights it may compute others."""
+    names = {type(part).__module__ for part in model.modules()}
+    modules = [vars(sys.modules[name]) for name in names if name.partition(".")[0] not in LIBRARIES]
+    return sorted(file_checksum(Path(each["__file__"])) for each in modules if each.get("__file__"))
 
 
 def add_checksum_to_header(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> dict[str, str]:

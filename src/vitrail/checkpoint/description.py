@@ -9,9 +9,10 @@ from vitrail.base.errors import CheckpointError, ConfigError, unknown_name_error
 from vitrail.base.json_yaml import add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.images.preprocessing import Preprocessing
+from vitrail.models.catalog.external_families import is_external_family_name
 
 FORMAT_VERSION = 1  # increased only if an older vitrail can no longer read the folder
-TEXT_FIELDS = ("languages", "tokenizer")  # of text models only
+RARE_FIELDS = ("languages", "tokenizer", "code")  # which earlier versions do not know
 TYPE_NAMES: dict[type[Any], str] = {
     int: "a whole number",
     float: "a number",
@@ -34,14 +35,15 @@ class Description:
     resampling: ResamplingPolicy = "timm"  # default policy when positions are resampled to another image size
     languages: tuple[str, str] | None = None  # source and target, of a model that translates
     tokenizer: str | None = None  # checksum of tokenizer.json, of a text model
+    code: str | None = None  # FILE.py:NAME or MODULE:NAME of a family from outside the package; shown, never imported
     save: str = ""  # the same in both files of a folder, unless a save was interrupted between them
 
     def to_json(self, *, signed: bool = False) -> str:
         """Format as JSON, with a checksum of all entries if `signed`."""
         data = {"format": FORMAT_VERSION, **asdict(self)}
-        for name in TEXT_FIELDS:
+        for name in RARE_FIELDS:
             if data[name] is None:
-                del data[name]  # earlier versions can read the image models
+                del data[name]  # so that earlier versions can read all others
         return json.dumps(add_checksum(data) if signed else data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -96,6 +98,9 @@ def parse_description_fields(data: dict[str, Any], kind: type[Description]) -> d
         data["languages"] = tuple(languages)
     if not isinstance(tokenizer, str | None):
         raise ConfigError(f"tokenizer is {repr(tokenizer)[:40]}; expected the checksum of tokenizer.json")
+    code = data.get("code")
+    if code is not None and not (is_external_family_name(code) and code.isprintable()):
+        raise ConfigError(f"code is {repr(code)[:40]}; expected FILE.py:NAME or MODULE:NAME")
     if preprocessing is not None:
         names = [each.name for each in fields(Preprocessing)]
         if not isinstance(preprocessing, dict):

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.base.errors import CheckpointError, unknown_name_error
+from vitrail.base.errors import CheckpointError
 from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.name_table import PLACEHOLDER, compile_name_pattern
 from vitrail.models.base.checkpoint_side import SourceNames
 from vitrail.models.base.family import Family
 from vitrail.models.catalog import families
+from vitrail.models.catalog.external_families import find_trusted_family
 from vitrail.models.catalog.family_index import SourceEntry, list_family_entries
 
 FamilySource = tuple[Family, SourceNames]
@@ -21,11 +22,11 @@ FoundSource = tuple[str, SourceEntry]  # the name of a family that is not import
 TABLE_TOLERANCE = 1e-3  # tables may be stored in half precision
 
 
-def get_built_in_family(name: str, where: str) -> Family:
-    if name not in families.FAMILIES:
-        hint = unknown_name_error("family", name, families.FAMILIES)
-        raise CheckpointError(f"{where}: {hint} (pass family=… for a family from outside the package)")
-    return families.load_family(name)
+def get_family(about: Description, where: str) -> Family:
+    """The family of a checkpoint; one from outside the package is imported only if the user trusts its code."""
+    if about.code is None and about.family in families.FAMILIES:
+        return families.load_family(about.family)
+    return find_trusted_family(about.family, about.code, where)
 
 
 def list_sources(layout: str) -> list[FoundSource]:
@@ -96,7 +97,7 @@ def wrong_layout_error(layout: str, names: Collection[str], where: object) -> Ch
 
 def choose_source(layout: str, description: Description) -> FamilySource:
     """The family of a model, and the name table to write it in this layout."""
-    family = get_built_in_family(description.family, "the model")
+    family = get_family(description, "the model")
     sources = (each for each in family.checkpoint.sources if each.layout == layout)
     return family, next(each for each in sources if each.accepts(description.config))
 

@@ -1,7 +1,7 @@
 """Load a model from a checkpoint of any layout: locate, translate, check and adapt it, and report on every tensor."""
 
 import warnings
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
@@ -15,7 +15,7 @@ from vitrail.base.errors import CheckpointError, CheckpointWarning, ConfigError,
 from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.config_from_shapes import format_size, parse_image_size
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_recognition import get_built_in_family
+from vitrail.checkpoint.family_recognition import get_family
 from vitrail.checkpoint.layout import (
     LAYOUT_KEY,
     LAYOUT_NAMED_KEY,
@@ -45,6 +45,7 @@ from vitrail.models.base.checks import ImageConfig, pair
 from vitrail.models.base.contract import check_reads_images
 from vitrail.models.base.family import Family
 from vitrail.models.catalog import families
+from vitrail.models.catalog.external_families import trust
 from vitrail.models.catalog.pretrained import PretrainedWeights, find_weights_by_file_name
 
 RUNNABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes that a model computes in
@@ -88,6 +89,7 @@ def load(
     family: Family | None = None,
     policy: ResamplingPolicy | None = None,
     dtype: torch.dtype | None = None,
+    trust_code: str | Sequence[str] = (),
     **fields: Any,
 ) -> Any:
     """Load a model by name or from a file or folder of any layout, in its own configuration or adapted to another one.
@@ -98,14 +100,15 @@ def load(
     checkpoint's authors, or by `policy`. For another patch size, the patch kernel is resized as in FlexiViT. For other
     classes, the head is new and zero. `source` overrides layout detection. Fields that the file does not specify, such
     as heads, can be passed too; trained_size=(32, 128) gives the grid of its positions. `dtype` casts the weights; by
-    default they keep their dtype, and mixed dtypes are cast to the widest. No code in a file is ever run: pass
-    `family` for a family from outside the package.
+    default they keep their dtype, and mixed dtypes are cast to the widest. No code that a file names is run: for a
+    family from outside the package pass `trust_code`, such as "mixer.py:mixer_tiny", or its `family`.
 
     >>> model = vitrail.load("vit_fashion", classes=3)
     >>> model.config.classes
     3
     """
-    checkpoint = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
+    with trust(trust_code):
+        checkpoint = read(path, source=source, family=family, policy=policy, dtype=dtype, **fields)
     warn_about_report(checkpoint, path)
     return checkpoint.model
 
@@ -132,7 +135,7 @@ def read(
         dtype = torch.float32  # stored in half precision, to be small
     translated = read_translated_checkpoint(path, source, fields)
     description, where = translated.description, str(path)
-    family = family or get_built_in_family(description.family, where)
+    family = family or get_family(description, where)
     if family.name != description.family:
         raise CheckpointError(f"{where} is of the family {description.family!r}; family={family.name!r} was given")
     if images_only:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail import __version__
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_recognition import choose_source, get_built_in_family, has_layout
+from vitrail.checkpoint.family_recognition import choose_source, has_layout
 from vitrail.checkpoint.layout import OWN_LAYOUT, Layout, get_layout, list_layouts
 from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
@@ -28,7 +28,8 @@ from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import Model, unwrap_compiled
 from vitrail.models.base.family import Family
-from vitrail.models.catalog.families import find_config_family
+from vitrail.models.catalog.external_families import describe_code, is_external_family
+from vitrail.models.catalog.families import find_config_family, load_family
 from vitrail.models.text.caption_model import CaptionModel
 
 GELU_NAMES = ("gelu", "gelu_tanh", "quick_gelu")
@@ -63,13 +64,13 @@ def write(
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(f"the output path is {path!r}; expected a string or a Path")
     layout = get_layout(to)
-    if family is not None and to != OWN_LAYOUT:
-        raise CheckpointError(
-            f"{to} cannot represent the family {family.name!r} from outside the package; expected to={OWN_LAYOUT!r}"
-        )
     model = unwrap_compiled(model)
     family = family or find_model_family(model)
     config: Any = model.config
+    if to != OWN_LAYOUT and is_external_family(family):
+        raise CheckpointError(
+            f"{to} cannot represent the family {family.name!r} from outside the package; expected to={OWN_LAYOUT!r}"
+        )
     if to != OWN_LAYOUT and not has_layout(family, to):
         suitable = [OWN_LAYOUT, *(each.name for each in list_layouts() if has_layout(family, each.name))]
         raise CheckpointError(
@@ -85,6 +86,7 @@ def write(
             resampling=resampling,
             languages=None if languages is None else (languages[0], languages[1]),
             tokenizer=None if tokenizer is None else compute_tokenizer_checksum(tokenizer),
+            code=describe_code(family, config),
         )
         text = description.to_json()
         text.encode("utf-8")  # half a surrogate pair is valid JSON but cannot be encoded
@@ -184,7 +186,7 @@ def compare_outputs_after_config_change(
     images = torch.randn(size, generator=torch.Generator().manual_seed(0))
     outputs = list[Tensor]()
     if change.keys() - asdict(config).keys():
-        family = get_built_in_family(family.checkpoint.general_family, "the model")
+        family = load_family(family.checkpoint.general_family)
         names = family.config.__dataclass_fields__
         config = family.configure(**{name: value for name, value in asdict(config).items() if name in names})
     for each in (config, family.configure(config, **change)):

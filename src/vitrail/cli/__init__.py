@@ -19,6 +19,7 @@ from vitrail import __version__
 from vitrail.base.errors import VitrailError, VitrailWarning, describe_error, format_install_command
 from vitrail.base.text import escape_unprintable
 from vitrail.cli.options.groups import COMMON, TASKS
+from vitrail.cli.options.model_flags import accept_trusted_code
 from vitrail.cli.options.values import check_numbers
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
 from vitrail.cli.output.streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
@@ -35,6 +36,7 @@ COMMAND_GROUPS = {  # headings of `vitrail --help`
     "This installation": ("env",),
 }
 COMMANDS = tuple(name for names in COMMAND_GROUPS.values() for name in names)
+COMMANDS_WITHOUT_MODELS = ("runs", "models", "study cost", "env")
 TOP_HELP = """Train, explain and ship Vision Transformers.
 
 Start with vitrail predict cct_cifar10 example:cat, or vitrail train (a minute).
@@ -80,10 +82,11 @@ def build_app(names: Sequence[str] = COMMANDS) -> App:
 def load_command(name: str) -> Callable[..., None]:
     """The function of a command in its file; its docstring is the help."""
     if name.startswith("pretrain "):
-        return import_module("vitrail.cli.pretrain").make_task_command(name.split()[1])
+        return accept_trusted_code(import_module("vitrail.cli.pretrain").make_task_command(name.split()[1]))
     file = name.replace("-", "_").replace(" ", "_")
     word = name.replace("-", "_").split()[-1]
-    return reflow_docstring(getattr(import_module(f"vitrail.cli.{file}"), word))  # imported when it is needed
+    command = reflow_docstring(getattr(import_module(f"vitrail.cli.{file}"), word))  # imported when it is needed
+    return command if name in COMMANDS_WITHOUT_MODELS else accept_trusted_code(command)
 
 
 def name_options(message: str, fields: Sequence[str]) -> str:

@@ -124,4 +124,6 @@ def convert(
     snippet = LOAD_SNIPPETS.get(to if out.is_dir() else "", "").format(path=str(out))
     if not about.config.get("classes"):
         snippet = snippet.replace("AutoModelForImageClassification", "AutoModel")
+    if about.code is not None:
+        snippet = snippet.replace(")", f", trust_code={about.code!r})")
     print(f"{out}: written in the {to} layout{f'; open it with {snippet}' if snippet else ''}")

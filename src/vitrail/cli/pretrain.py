@@ -32,7 +32,6 @@ def pretrain(
         Parameter(group=SPEED, validator=at_most(MAX_PROCESSES), show_choices=False, show_default=False),
     ] = "auto",
     strict: Annotated[bool, Parameter(negative=())] = False,
-    trust_code: Annotated[list[str] | None, Parameter(negative=())] = None,
 ) -> None:
     """Train a model on images without labels.
 
@@ -63,14 +62,10 @@ def pretrain(
         CPU threads. [default: those of the run]
     strict
         Stop at an unreadable image instead of skipping it.
-    trust_code
-        Code that the run may import: FILE.py:NAME or MODULE:NAME for a model of your own. May be repeated.
     """
     if resume is None:
         raise ConfigError(f"pretrain needs a task: {', '.join(PRETRAINING_TASKS)}. See vitrail pretrain --help")
-    flags = RunFlags(
-        resume=resume, device=device, workers=workers, threads=threads, strict=strict, trust_code=trust_code
-    )
+    flags = RunFlags(resume=resume, device=device, workers=workers, threads=threads, strict=strict)
     start_or_resume(TrainingCommand(), flags, SimpleNamespace(epochs=epochs, minutes=minutes))
 
 

@@ -74,6 +74,7 @@ def start_or_resume(command: TrainingCommand, flags: RunFlags | None, settings: 
     elif command.needs_teacher and others["teacher"] is None:
         raise ConfigError("no --teacher; expected a trained model: a run folder, a checkpoint, or timm:NAME")
 
+    from vitrail.models.catalog.external_families import trust
     from vitrail.train.run import start_run
 
     if "teacher_set" in others:
@@ -83,7 +84,8 @@ def start_or_resume(command: TrainingCommand, flags: RunFlags | None, settings: 
     if folder is not None and request.then is not None:
         from vitrail.study.follow_up import run_follow_up
 
-        run_follow_up(folder, runtime, trained=True)
+        with trust(request.trusted_code):
+            run_follow_up(folder, runtime, trained=True)
 
 
 def resume(flags: RunFlags, length: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitrail.base.errors import CheckpointError, describe_error, unknown_name_error
+from vitrail.base.errors import CheckpointError, ConfigError, describe_error, unknown_name_error
 from vitrail.base.files import check_regular_file, file_checksum, read_text
 from vitrail.base.json_yaml import CHECKSUM_KEY as JSON_CHECKSUM_KEY
 from vitrail.base.json_yaml import parse_json, verify_and_remove_checksum
@@ -21,7 +21,7 @@ from vitrail.base.text import abbreviate_list, format_table, make_printable
 from vitrail.checkpoint.checksums import CHECKSUM_KEY, matches_header_checksum
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_recognition import get_built_in_family
+from vitrail.checkpoint.family_recognition import get_family
 from vitrail.checkpoint.layout import TranslatedCheckpoint, detect_layout
 from vitrail.checkpoint.reading import (
     TRAINED_SIZE,
@@ -298,6 +298,7 @@ class CheckpointInspection:
     layout: str | None = None
     reason: str = ""
     family: str | None = None
+    code: str | None = None  # of a family from outside the package
     preset: str | None = None  # nearest preset of the family
     differs: Mapping[str, Any] | None = None  # config fields that differ from the preset
     config: Mapping[str, Any] | None = None
@@ -431,10 +432,11 @@ def build_inspected_model(inspection: CheckpointInspection, fields: Mapping[str,
     """The model of a file on the meta device, with these config fields replaced."""
     if inspection.family is None or inspection.head is None:
         raise CheckpointError(f"no model can be built from {inspection.path}: {inspection.reason}")
-    family = get_built_in_family(inspection.family, inspection.path)
+    about = Description(family=inspection.family, config=inspection.config or {}, code=inspection.code)
+    family = get_family(about, inspection.path)
     changes = {name: value for name, value in fields.items() if name != TRAINED_SIZE}
     with torch.device("meta"):
-        return family.build(family.configure(**{**(inspection.config or {}), **changes}))
+        return family.build(family.configure(**{**about.config, **changes}))
 
 
 def group_tensors_over_blocks(rows: Sequence[TensorStatistics]) -> tuple[TensorGroup, ...]:
@@ -464,6 +466,7 @@ def add_description(
     inspection = replace(
         inspection,
         family=about.family,
+        code=about.code,
         config=dict(about.config),
         labels=about.labels,
         preprocessing=about.preprocessing,
@@ -473,9 +476,9 @@ def add_description(
         assumed=dict(translated.assumed),
     )
     try:
-        family = get_built_in_family(about.family, inspection.path)
+        family = get_family(about, inspection.path)
         model = build_meta_model(translated, family, inspection.path)
-    except CheckpointError as error:
+    except (CheckpointError, ConfigError) as error:
         return replace(inspection, reason=str(error), suspicious=(*inspection.suspicious, *findings))
     config: Any = model.config
     preset, differs = find_nearest_preset(family, config)

@@ -33,11 +33,13 @@ Opened = TypeVar("Opened")
 
 def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision: str) -> Path:
     """Where the export of a model is cached: by its weights, config and preprocessing."""
+    from vitrail.checkpoint.checksums import checksum_own_code
     from vitrail.export.export import compute_weights_digest
 
     model: Any = loaded.model
     about = [__version__, type(model).__name__, asdict(model.config), asdict(loaded.preprocessing)]
-    text = json.dumps([*about, compute_weights_digest(model), output, merge, precision], default=str)
+    about += [compute_weights_digest(model), output, merge, precision, *checksum_own_code(model)]
+    text = json.dumps(about, default=str)
     return get_cache_folder() / EXPORTS_FOLDER / sha256(text.encode()).hexdigest()[:32]
 
 

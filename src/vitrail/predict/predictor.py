@@ -43,7 +43,7 @@ class Predictor:
     `model` is a name, a path, a module or what `vitrail.open_model` returned. `engine`: eager or compiled torch; onnx
     or int8, which export the model once to a cache; auto is onnx for an exported model and eager otherwise. `output` is
     logits, or for a model without a head features: what its head would read, class or mean.
-    `image_size`, `preprocessing`, `labels`, `device` and `fields` are those of `vitrail.open_model`.
+    `image_size`, `preprocessing`, `labels`, `device`, `fields` and `trust_code` are those of `vitrail.open_model`.
 
     >>> predictor = vitrail.Predictor("vit_fashion")
     >>> photo = vitrail.open_data("fashion").val.source(9)
@@ -69,6 +69,7 @@ class Predictor:
         limits: ImageLimits = DEFAULT_LIMITS,
         scaled: bool = False,
         fields: Mapping[str, Any] | None = None,
+        trust_code: str | Sequence[str] = (),
     ) -> None:
         if engine not in ENGINE_NAMES:
             raise unknown_name_error("engine", engine, ENGINE_NAMES)
@@ -87,6 +88,7 @@ class Predictor:
             labels=labels,
             device=device,
             threads=threads,
+            trust_code=trust_code,
         )
         self.preprocessing, self.labels = self.loaded.preprocessing, self.loaded.labels
         self.classes = self.loaded.classes

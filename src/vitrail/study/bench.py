@@ -18,6 +18,8 @@ from vitrail.base.machine import restore_threads
 from vitrail.base.style import GREY, NOTE_POINTS, PALETTE
 from vitrail.base.table import Column, Shown, Table
 from vitrail.base.text import format_count
+from vitrail.checkpoint.hub import is_hub_name
+from vitrail.models.catalog.external_families import is_external_family_name, trust
 from vitrail.models.catalog.preset_list import shorten_model_names
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench_engines import (
@@ -254,7 +256,8 @@ def run_benchmark(
     """
     check_peers_installed(tuple(request.peers))
     lines, notes = list[BenchLine](), list[str]()
-    with folder_or_temporary(folder) as root, restore_threads():
+    own = [each for each in request.models if is_external_family_name(each) and not is_hub_name(each)]
+    with folder_or_temporary(folder) as root, restore_threads(), trust(own):
         for number, model in enumerate(request.models):
             for size in request.sizes:
                 model_folder = root / f"{number}-{'own' if size is None else format_image_size(size)}"

@@ -23,6 +23,7 @@ from vitrail.base.errors import ConfigError, VitrailError, describe_error, missi
 from vitrail.base.machine import PROCESS_STATUS_FILE, read_resident_bytes
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checks import pair
+from vitrail.models.catalog.external_families import TRUSTED, trust
 
 if TYPE_CHECKING:
     from vitrail.loaded_model import LoadedModel
@@ -282,7 +283,13 @@ class StartupError(VitrailError):
 
 def measure_startup(engine: BenchEngine, batch: int, imports: Sequence[str] = ()) -> StartupMeasurement:
     """Run an engine in a new process, which first imports the given modules."""
-    job = {**asdict(engine), "folder": str(engine.folder), "batch": batch, "imports": list(imports)}
+    job = {
+        **asdict(engine),
+        "folder": str(engine.folder),
+        "batch": batch,
+        "imports": list(imports),
+        "code": TRUSTED.get(),
+    }
     start = perf_counter()
     with (
         TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,  # an unread pipe could fill up
@@ -332,7 +339,8 @@ def measure_inside_child_process() -> None:
         streams=job["streams"],
     )
     shape = (job["batch"], *pair(preprocessing.image_size), len(preprocessing.mean))
-    step = make_predict_step(engine, random_pixels(shape))
+    with trust(job["code"]):
+        step = make_predict_step(engine, random_pixels(shape))
     step()
     sys.stdout.write("predicted\n")
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_recognition import get_built_in_family
+from vitrail.checkpoint.family_recognition import get_family
 from vitrail.checkpoint.reading import Checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.images.array_dataset import ArrayDataset
@@ -217,7 +217,7 @@ def open_starting_checkpoint(request: Request, classes: tuple[str, ...]) -> Star
     return StartingModel(
         model=model,
         preprocessing=replace(loaded.preprocessing, image_size=size).with_fields(recipe.preprocessing),
-        family=get_built_in_family(description.family, init),
+        family=get_family(description, init),
         resampling=description.resampling,
         started_from=init,
     )

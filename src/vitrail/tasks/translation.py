@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.base.errors import ConfigError, format_install_command
-from vitrail.checkpoint.family_recognition import get_built_in_family
+from vitrail.checkpoint.family_recognition import get_family
 from vitrail.data.batch import Batch
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.text.tokenizer import TRAINERS, TextTokenizer
@@ -241,7 +241,7 @@ def open_starting_text_model(request: Request) -> StartingTextModel:
     return StartingTextModel(
         model=copy_weights_as_float32(loaded.model),
         tokenizer=loaded.tokenizer,
-        family=get_built_in_family(loaded.checkpoint.description.family, loaded.source),
+        family=get_family(loaded.checkpoint.description, loaded.source),
         started_from=str(loaded.source if loaded.run is None else loaded.run.model),
     )
 

@@ -21,6 +21,7 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint.writing import find_model_family
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
+from vitrail.models.catalog.external_families import trust
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task
@@ -146,7 +147,8 @@ def plan_request(request: Request, context: BuildContext | None = None) -> Plan:
     kind = find_task(request.task_name)
     parse_task_settings(kind, request.recipe)  # an unknown setting is an error, also of tasks that have none
     torch.manual_seed(request.recipe.loop.seed)
-    return plan_from_setup(request, kind.build(request, context), context)
+    with trust(request.trusted_code):  # also for `init`
+        return plan_from_setup(request, kind.build(request, context), context)
 
 
 def plan_from_setup(request: Request, setup: TaskSetup, context: BuildContext) -> Plan:

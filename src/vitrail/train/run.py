@@ -18,7 +18,7 @@ from vitrail.base.machine import count_cores, restore_threads
 from vitrail.base.text import format_count, format_duration
 from vitrail.checkpoint.run_files import CURVES_FILE, FIGURES_FOLDER, MODEL_FOLDER
 from vitrail.distributed import Ranks, join_process_group, resolve_device
-from vitrail.models.catalog.external_families import is_external_family_name
+from vitrail.models.catalog.external_families import describe_code
 from vitrail.recipes.recipe import Recipe, list_setting_names, open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import format_setting
@@ -154,7 +154,8 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
         *describe_skipped_examples(result.skipped, plan.task.example),
         *([done] if done else []),
         f"model  {model_folder}: {describe_next_steps(run.folder, model_folder, plan)}",
-        f"send   {model_folder} ({measure_megabytes(model_folder)}): all that others need to use the model",
+        f"send   {model_folder} ({measure_megabytes(model_folder)}){describe_own_file(plan)}: all that others need to "
+        "use the model",
     )
 
 
@@ -163,13 +164,16 @@ def measure_megabytes(folder: Path) -> str:
 
 
 def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
-    if is_external_family_name(plan.model_name):  # commands import no code that the user has not named
-        return f'open it in Python with vitrail.load("{model}", family=…), the FAMILY of {plan.model_name}'
-    name = quote(str(run))
+    code = find_own_code(plan)  # which commands import only if the user names it
+    name, more = quote(str(run)), ""
+    if code is not None:
+        name, more = f"{name} `trust_code` {quote(code)}", f", trust_code={code!r}"
     if "languages" in plan.source.to_json():
-        return f'vitrail translate {name} "…", vitrail eval {name}, or in Python vitrail.Translator("{run}")'
+        python = "" if code else f', or in Python vitrail.Translator("{run}")'
+        return f'vitrail translate {name} "…", vitrail eval {name}{python}'
     if plan.request is not None and plan.request.task_name == "caption":
-        return f'vitrail caption {name} photo.jpg, vitrail eval {name}, or in Python vitrail.Captioner("{run}")'
+        python = "" if code else f', or in Python vitrail.Captioner("{run}")'
+        return f"vitrail caption {name} photo.jpg, vitrail eval {name}{python}"
     if plan.request is not None and plan.request.task_name in PRETRAINING_TASKS:
         labelled = len(plan.source.to_json().get("classes", ())) > 1
         return (
@@ -177,11 +181,22 @@ def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
             f"photos, or vitrail explain {name} photo.jpg"
         )
     if plan.source.describe_model_input(plan.task.result).get("labels") is None:
-        return f'vitrail embed {name} photos -o features.npy, or in Python vitrail.load("{model}")'
+        return f'vitrail embed {name} photos -o features.npy, or in Python vitrail.load("{model}"{more})'
     return (
         f"vitrail eval {name}, vitrail predict {name} photo.jpg, "
-        f'or in Python vitrail.Predictor("{model}").predict("photo.jpg")'
+        f'or in Python vitrail.Predictor("{model}"{more}).predict("photo.jpg")'
     )
+
+
+def find_own_code(plan: Plan) -> str | None:
+    """FILE.py:PRESET of a model from outside the package, as its folder records it."""
+    family = plan.write_options.get("family")
+    return None if family is None else describe_code(family, plan.model.config)
+
+
+def describe_own_file(plan: Plan) -> str:
+    code = find_own_code(plan)
+    return "" if code is None else f" and {code.rpartition(':')[0]}"
 
 
 def build_callback(ranks: Ranks, runtime: Runtime, *, resumed: bool) -> Callback:

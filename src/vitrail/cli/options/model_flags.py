@@ -3,8 +3,11 @@
 A command uses them as types: def eval(checkpoint: flags.Model, /, *, fields: flags.ConfigFields = None) -> None.
 """
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -35,6 +38,10 @@ PREPROCESSING_HELP = "Change a field of the preprocessing: crop=0.875 or mean=[0
 LABELS_HELP = "Text file with the class names, one per line, or imagenet. [default: the model's own]"
 IMAGE_SIZE_HELP = (
     "Resample the positions to another image size: 384, or rows x columns: 384x256. [default: the model's own]"
+)
+TRUST_CODE_HELP = (
+    "Code that a run, a checkpoint or a recipe may import: FILE.py:NAME or MODULE:NAME for a model of your own, for "
+    "`distill` also timm:NAME for a teacher from timm. May be repeated."
 )
 
 Model = Annotated[str, Parameter(name="MODEL", help=MODEL_HELP, validator=check_model_exists)]
@@ -71,3 +78,23 @@ OptionalOut = Annotated[Path | None, Parameter(name=("--out", "-o"))]
 Overwrite = Annotated[bool, Parameter(negative=(), help="Replace existing files.")]
 Svg = Annotated[bool, Parameter(negative=(), help="Write SVG files as well.")]
 Arrays = Annotated[bool, Parameter(negative=(), help="Write the numbers as well, as .npz files for NumPy.")]
+TrustCode = Annotated[list[str] | None, Parameter(negative=(), group=MODEL, help=TRUST_CODE_HELP)]
+
+
+def accept_trusted_code(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with --trust-code, which holds for every model that it opens."""
+
+    @wraps(command)
+    def run(*arguments: Any, trust_code: TrustCode = None, **options: Any) -> None:
+        if trust_code is None:
+            return command(*arguments, **options)
+        from vitrail.models.catalog.external_families import trust
+
+        with trust(trust_code):
+            return command(*arguments, **options)
+
+    given = inspect.signature(command)
+    added = inspect.Parameter("trust_code", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TrustCode)
+    run.__annotations__ = {**command.__annotations__, "trust_code": TrustCode}
+    vars(run)["__signature__"] = given.replace(parameters=[*given.parameters.values(), added])
+    return run

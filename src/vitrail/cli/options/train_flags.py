@@ -71,9 +71,6 @@ class TrainFlags:
         Share of the images for validation, if the folder has no validation part. [default: 0.2]
     strict
         Stop at an unreadable image instead of skipping it.
-    trust_code
-        Code that a run or a recipe file may import: FILE.py:NAME or MODULE:NAME for a model of your own, timm:NAME for
-        a teacher from timm. May be repeated.
     """
 
     data: str | None = None
@@ -90,7 +87,6 @@ class TrainFlags:
     val_share: Annotated[float | None, Parameter(group=DATA)] = None
     real: RealLabels = None
     strict: Annotated[bool, Parameter(negative=(), group=DATA)] = False
-    trust_code: Annotated[list[str] | None, Parameter(negative=(), group=MODEL)] = None
 
     @property
     def given_rates(self) -> dict[str, float]:
@@ -138,9 +134,10 @@ class TrainFlags:
     @property
     def trusted_code(self) -> list[str]:
         """All external code named on this command line."""
+        from vitrail.models.catalog.external_families import TRUSTED
         from vitrail.recipes.request import list_trusted_code
 
-        return list_trusted_code(self.model, self.trust_code or ())
+        return list_trusted_code(self.model, TRUSTED.get())
 
     def make_runtime(self) -> "Runtime":
         from vitrail.cli.output.messages import print_line

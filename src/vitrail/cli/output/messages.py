@@ -8,7 +8,7 @@ from vitrail.base.text import escape_unprintable
 from vitrail.cli import name_options
 from vitrail.cli.output.streams import get_binary_buffer
 
-FIELDS_IN_NOTES = ("resume", "overwrite", "data", "init", "epochs", "val_share", "pair", "part")
+FIELDS_IN_NOTES = ("resume", "overwrite", "data", "init", "epochs", "val_share", "pair", "part", "trust_code")
 
 
 def print_line(text: str) -> None:
@@ -18,7 +18,7 @@ def print_line(text: str) -> None:
 
 def print_text(text: str) -> None:
     """A report of several lines, in which names from files cannot control the terminal."""
-    print(escape_unprintable(text, keep="\n"))
+    print(escape_unprintable(name_options(text, ("trust_code",)), keep="\n"))
 
 
 def print_note(text: str) -> None:

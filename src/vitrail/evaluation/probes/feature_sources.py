@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.checkpoint.checksums import checksum_tensors
+from vitrail.checkpoint.checksums import LIBRARIES, checksum_tensors
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.exported_model import ExportedModel
 from vitrail.export.exported_module import ExportedModule
@@ -24,7 +24,6 @@ from vitrail.models.base.contract import ImageModel, check_reads_images, find_im
 
 UNTRAINED_SEED = 0
 MAX_PIXEL_SIDE = 32  # larger images are averaged to at most this, so that raw pixels are at most 3,072 numbers
-LIBRARIES = ("vitrail", "torch")  # whose code is known by the version
 SourceKind = Literal["model", "pixels", "untrained"]
 
 

@@ -47,6 +47,7 @@ from vitrail.inspection.explain.overlay import shrink_photo_and_box
 from vitrail.inspection.representation.token_statistics import token_norms
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.contract import find_image_model
+from vitrail.models.catalog.external_families import trust
 from vitrail.models.parts.windows import TokenWindows, Windows
 from vitrail.opening import GivenPreprocessing, open_torch_model
 from vitrail.predict.predictions import ClassProbability, predictions_from_logits, softmax
@@ -70,9 +71,11 @@ class Explainer:
         preprocessing: GivenPreprocessing = None,
         labels: Sequence[str] | None = None,
         device: str | torch.device | None = None,
+        trust_code: str | Sequence[str] = (),
     ) -> None:
         opened = model.loaded if isinstance(model, Predictor) else model
-        self.loaded = open_torch_model(opened, preprocessing=preprocessing, labels=labels, device=device)
+        with trust(trust_code):
+            self.loaded = open_torch_model(opened, preprocessing=preprocessing, labels=labels, device=device)
         found = find_image_model(self.loaded.model)  # not torch.compile's wrapper, whose code ignores hooks
         if found is None:
             raise ConfigError(

@@ -1,16 +1,27 @@
 """Families outside the package: code of the user, imported only if the user names it."""
 
 import sys
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from vitrail.base.errors import ConfigError
+from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.base.files import check_regular_file
-from vitrail.models.base.family import Family
+from vitrail.models import FAMILIES
+
+if TYPE_CHECKING:
+    from vitrail.models.base.family import Family
+
+TRUSTED: ContextVar[tuple[str, ...]] = ContextVar("TRUSTED", default=())  # code that the user has named in this call
+TIMM_PREFIX = "timm:"  # models of timm, which are no families
 
 MOVED_MODULES = {  # that files written for earlier versions import
     "vitrail.errors": "vitrail.base.errors",
@@ -33,6 +44,20 @@ def is_external_family_name(name: object) -> bool:
     return isinstance(name, str) and (":" in name or name.endswith(".py"))
 
 
+@contextmanager
+def trust(names: str | Iterable[str]) -> Generator[None]:
+    """Let the models that are opened meanwhile use these families: FILE.py:PRESET or MODULE:PRESET."""
+    given = (names,) if isinstance(names, str) else tuple(names)
+    for name in given:
+        if not (isinstance(name, str) and ":" in name.strip(":")):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"`trust_code` {name}; expected FILE.py:NAME or MODULE:NAME")
+    token = TRUSTED.set((*TRUSTED.get(), *given))
+    try:
+        yield
+    finally:
+        TRUSTED.reset(token)
+
+
 class UntrustedCodeError(ConfigError):
     """A file names code that the user has not named in this call."""
 
@@ -52,8 +77,60 @@ def resolve_external_name(name: str) -> str:
     return f"{Path(place).resolve()}:{preset}" if place.endswith(".py") else name
 
 
-def load_external_family(place: str) -> Family:
+def find_trusted_family(name: str, code: str | None, where: str) -> "Family":
+    """The family of a checkpoint among those that the user trusts; `code`, recorded in the checkpoint, is only shown.
+
+    A file may have moved: what counts is the name of its family.
+    """
+    trusted = [each for each in TRUSTED.get() if not each.startswith(TIMM_PREFIX)]
+    if not trusted and code is not None:
+        raise UntrustedCodeError(code, where)
+    if not trusted:
+        raise ConfigError(
+            f"{where}: {unknown_name_error('family', name, FAMILIES)} (one from outside the package "
+            "needs `trust_code` FILE.py:NAME, or family=… in Python)"
+        )
+    found = dict[str, str]()
+    for each in trusted:
+        place, _, preset = each.rpartition(":")
+        family = load_external_family(place)
+        if family.name == name:
+            check_has_preset(family, preset)
+            return family
+        found[each] = family.name
+    given = ", ".join(f"{each} of the family {family}" for each, family in found.items())
+    expected = f"{code}, or where this file is now" if code else f"the file of {name}"
+    raise ConfigError(f"{where} has a model of the family {name!r}, but `trust_code` is {given}; expected {expected}")
+
+
+def check_has_preset(family: "Family", preset: str) -> None:
+    if preset not in family.presets and preset not in family.aliases:
+        raise unknown_name_error("model", preset, [*family.presets, *family.aliases])
+
+
+def is_external_family(family: "Family") -> bool:
+    return not family.build.__module__.startswith("vitrail.models.")
+
+
+def describe_code(family: "Family", config: Any) -> str | None:
+    """FILE.py:PRESET or MODULE:PRESET of a family outside the package, by its nearest preset; None for all others."""
+    if not is_external_family(family):
+        return None
+    modules = {name: sys.modules.get(name) for name in (family.build.__module__, family.config.__module__)}
+    name = next((name for name, module in modules.items() if module and vars(module).get("FAMILY") is family), None)
+    if name is None or not family.presets:
+        return None
+    fields, presets = asdict(config), {name: asdict(preset) for name, preset in family.presets.items()}
+    nearest = max(presets, key=lambda each: sum(fields[field] == value for field, value in presets[each].items()))
+    place = vars(sys.modules[name]).get("__file__") if name == "__main__" else name
+    code = place and resolve_external_name(f"{place}:{nearest}")
+    return code if code and code.isprintable() else None
+
+
+def load_external_family(place: str) -> "Family":
     """The FAMILY of a module outside the package, by import path or file."""
+    from vitrail.models.base.family import Family  # which needs torch
+
     try:
         module = import_file(Path(place)) if place.endswith(".py") else import_external_module(place)
     except Exception as error:  # foreign code may raise anything when it is imported

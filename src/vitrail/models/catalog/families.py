@@ -1,6 +1,7 @@
 """Families and presets by name: one name imports one family."""
 
 import re
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -80,10 +81,10 @@ def load_unlisted_families() -> list[Family]:
 
 
 def find_config_family(config: object) -> Family | None:
-    """The family of the package that a config belongs to; its module is that of the config."""
-    name = type(config).__module__.rpartition(".")[2]
-    family = load_family(name) if name in FAMILIES else None
-    return family if family is not None and type(config) is family.config else None
+    """The family of a config, of the package or of an imported module; its module is that of the config."""
+    module = sys.modules.get(type(config).__module__)
+    family = vars(module).get("FAMILY") if module else None
+    return family if isinstance(family, Family) and type(config) is family.config else None
 
 
 def natural_sort_key(name: str) -> list[tuple[int, str]]:
