@@ -134,7 +134,7 @@ def test_probes_are_few_and_have_a_reason() -> None:
 
 def test_cli_is_small() -> None:
     """Most of it is help: nine tasks of `pretrain`, translation, captions and comparisons have texts of their own."""
-    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 3975
+    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 4000
 
 
 def test_imports_only_point_down() -> None:

@@ -79,9 +79,10 @@ def test_code_named_only_in_a_recipe_is_not_executed(name: str, command: str) ->
 
 def test_code_named_by_the_user_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
     vitrail_(f"train --data photos --model own.py:mixer_tiny {SMALL} -o run")
-    assert 'vitrail.load("run/model", family=…)' in capsys.readouterr().out, "commands do not import its code"
+    code = f"{Path('own.py').resolve()}:mixer_tiny"
+    assert f"vitrail eval run --trust-code {code}, vitrail predict run --trust-code {code}" in capsys.readouterr().out
     recorded = json.loads(Path("run/run.json").read_text())["request"]["recipe"]["model"]
-    assert recorded == f"{Path('own.py').resolve()}:mixer_tiny", "so that it can be resumed from anywhere"
+    assert recorded == code, "so that it can be resumed from anywhere"
     assert has_run()
     shutil.rmtree("run/model")
     for words, message in (

@@ -253,7 +253,7 @@ def test_files_that_are_not_a_model_are_inspected(tmp_path: Path) -> None:
     vitrail.save(family.build(family.presets["mixer_tiny"]), tmp_path / "mixer", family=family)
     found = inspect_file(tmp_path / "mixer")
     assert found.family == family.name
-    assert "pass family=" in found.reason
+    assert "if you trust it, add `trust_code`" in found.reason
 
 
 def test_unknown_layouts(tmp_path: Path) -> None:

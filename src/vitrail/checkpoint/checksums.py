@@ -34,7 +34,7 @@ def checksum_values(tensor: Tensor) -> bytes:
 
 
 def checksum_own_code(model: nn.Module) -> list[str]:
-    """SHA-256 of the files outside vitrail and torch that define its parts: with equal weights it may compute others."""
+    """SHA-256 of the files outside vitrail and torch that define its parts, since equal weights may run other code."""
     names = {type(part).__module__ for part in model.modules()}
     modules = [vars(sys.modules[name]) for name in names if name.partition(".")[0] not in LIBRARIES]
     return sorted(file_checksum(Path(each["__file__"])) for each in modules if each.get("__file__"))

@@ -15,6 +15,7 @@ from vitrail.checkpoint.run_files import PLAN_FILE
 from vitrail.checkpoint.weight_folders import WEIGHT_SUFFIXES, find_bundled_model, list_bundled_models
 from vitrail.data.images.decoding.image_formats import detect_image_format
 from vitrail.data.photos import EXAMPLE_PREFIX
+from vitrail.models.catalog.external_families import is_external_family_name
 from vitrail.models.catalog.preset_list import resolve_alias
 from vitrail.models.catalog.pretrained import (
     PretrainedWeights,
@@ -64,6 +65,8 @@ def refuse_missing_path(path: str | Path) -> None:
         pass
     else:
         return
+    if is_external_family_name(str(path)):
+        raise CheckpointError(f"{path} has no weights; expected a run or a checkpoint: train it with `model` {path}")
     hint = suggest_sibling(path)
     nearest = None if hint else find_nearest_name(str(path), (*list_bundled_models(), *list_model_names()))
     if nearest is not None:

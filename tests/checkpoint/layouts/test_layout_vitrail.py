@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import vitrail
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.description import Description
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.models.catalog.external_families import load_external_family
+from vitrail.models.catalog.external_families import UntrustedCodeError, describe_code, load_external_family
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "own_family.py")
 TOYS: dict[str, dict[str, Any]] = {
@@ -75,14 +75,22 @@ def test_dtypes_are_kept(tmp_path: Path) -> None:
     assert {parameter.dtype for parameter in vitrail.load(tmp_path).parameters()} == {torch.bfloat16}
 
 
-def test_an_external_family_must_be_passed(tmp_path: Path) -> None:
+def test_an_external_family_must_be_trusted_or_passed(tmp_path: Path) -> None:
     family = load_external_family(EXAMPLE)
     model = vitrail.create(f"{EXAMPLE}:mixer_tiny", image_size=32, depth=1, classes=2)
-    with pytest.raises(CheckpointError, match=r"Mixer is not a model of the package; pass family="):
-        vitrail.save(model, tmp_path)
-    vitrail.save(model, tmp_path, family=family)
-    with pytest.raises(CheckpointError, match=r"unknown family 'mixer'; .*pass family="):
+    vitrail.save(model, tmp_path)
+    code = f"{EXAMPLE}:mixer_tiny"
+    assert vitrail.describe(tmp_path).code == code, "its family is known by its module"
+    with pytest.raises(UntrustedCodeError, match=rf"add `trust_code` {code}$"):
         vitrail.load(tmp_path)
+    assert vitrail.load(tmp_path, trust_code=code).config == model.config
+    model.config = replace(model.config, width=384)
+    assert describe_code(family, model.config) == f"{EXAMPLE}:mixer_small", "the nearest preset"
+    model.config = replace(model.config, width=192)
+    edit_config(tmp_path, code=None)
+    with pytest.raises(CheckpointError, match=r"unknown family 'mixer'; .*needs `trust_code` FILE.py:NAME"):
+        vitrail.load(tmp_path)
+    assert vitrail.load(tmp_path, trust_code=code).config == model.config, "a folder of an earlier version"
     assert vitrail.load(tmp_path, family=family).config == model.config
 
 

@@ -13,7 +13,7 @@ from shlex import quote
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from vitrail.base.errors import ConfigError, unknown_name_error
+from vitrail.base.errors import CheckpointError, ConfigError, unknown_name_error
 from vitrail.base.files import check_regular_file
 from vitrail.models import FAMILIES
 
@@ -86,7 +86,7 @@ def find_trusted_family(name: str, code: str | None, where: str) -> "Family":
     if not trusted and code is not None:
         raise UntrustedCodeError(code, where)
     if not trusted:
-        raise ConfigError(
+        raise CheckpointError(
             f"{where}: {unknown_name_error('family', name, FAMILIES)} (one from outside the package "
             "needs `trust_code` FILE.py:NAME, or family=… in Python)"
         )
