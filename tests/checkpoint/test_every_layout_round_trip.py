@@ -11,7 +11,7 @@ from support.noisy_weights import add_weight_noise, randomise_batch_norms
 import vitrail
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint import read, write
-from vitrail.checkpoint.family_recognition import get_built_in_family
+from vitrail.checkpoint.family_recognition import get_family
 from vitrail.checkpoint.layout import list_layouts
 
 TINY: dict[str, Any] = {"image_size": 32, "width": 32, "depth": 1, "heads": 2, "classes": 3}
@@ -113,7 +113,7 @@ def test_every_layout_gives_the_same_outputs_or_refuses(name: str, tmp_path: Pat
 def compute_outputs(path: Path, source: str | None, config: dict[str, Any], images: torch.Tensor) -> torch.Tensor:
     """Outputs of the loaded model, with the fields that its file cannot store given if its family has them."""
     said = {"trained_size": config["image_size"], **{name: config[name] for name in ("heads",) if name in config}}
-    family = get_built_in_family(vitrail.describe(path, source=source, **said).family, str(path))
+    family = get_family(vitrail.describe(path, source=source, **said), str(path))
     names = family.config.__dataclass_fields__
     known = {name: config[name] for name in GIVEN_FIELDS if name in config and name in names}
     return read(path, source=source, trained_size=config["image_size"], **known).model(images)

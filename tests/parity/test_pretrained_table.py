@@ -8,7 +8,6 @@ import timm
 import torch
 from timm.models import get_pretrained_cfg  # pyright: ignore[reportUnknownVariableType]
 
-from vitrail.checkpoint.family_recognition import get_built_in_family
 from vitrail.checkpoint.layout import get_layout
 from vitrail.checkpoint.reading import add_timm_config, build_meta_model, translate_with_layout
 from vitrail.checkpoint.weight_files import RawContents
@@ -64,7 +63,7 @@ def check_file_of_timm(weights: PretrainedWeights) -> None:
     assert (translated.assumed, translated.warnings, translated.ignored) == ({}, (), ())
     family, preset = find_preset(weights.preset)
     assert description.family == family.name
-    config = build_meta_model(translated, get_built_in_family(family.name, ""), "").config
+    config = build_meta_model(translated, family, "").config
     changed = {"image_size": config.image_size, "classes": config.classes}
     if getattr(preset, "layer_scale", None) is not None:
         assert config.layer_scale is not None
