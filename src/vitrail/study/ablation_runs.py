@@ -9,6 +9,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, Protocol
 
+import torch
+
 from vitrail.base.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.base.table import Table
 from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
@@ -209,6 +211,8 @@ class TrainingStudy:
         """
         with join_process_group() as ranks:
             runtime = runtime.for_rank(ranks)
+            if runtime.threads == "auto" and ranks.world_size == 1:  # the same for all runs, whatever else is running
+                runtime = replace(runtime, threads=torch.get_num_threads())
             runtime.report_lines(*self.describe())
             failed = {} if dry_run else self.train(runtime)
         if not ranks.is_first:
