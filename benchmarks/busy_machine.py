@@ -260,7 +260,7 @@ class Training:
     def choose(self) -> str:
         import torch
 
-        from vitrail.train.thread_choice import choose_threads
+        from vitrail.train.speed_choice import choose_threads
 
         choice = choose_threads(self.plan)
         torch.set_num_threads(choice.threads)

@@ -107,7 +107,7 @@ def test_short_names_of_dtypes(vitrail_: Run, model: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert vitrail_("convert", model, "half", "--to", "vitrail", "--dtype", "fp16").code == 0
     done = vitrail_("train", "--precision", "bf61")
-    assert done.err == "vitrail: --precision 'bf61' is not one of float32, bfloat16, float16.\n"
+    assert done.err == "vitrail: --precision 'bf61' is not one of auto, float32, bfloat16, float16.\n"
     from vitrail.recipes.recipe import Recipe
 
     for short, precision in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")):

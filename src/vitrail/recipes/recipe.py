@@ -7,7 +7,7 @@ A recipe file is flat YAML with the names of these settings, which have the defa
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitrail.base.errors import ConfigError, DataError, describe_error, unknown_name_error
 from vitrail.base.files import read_text, suggest_sibling
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RECIPES_FOLDER = Path(__file__).parent
+Precision = Literal["float32", "bfloat16", "float16"]  # of a run, once it is chosen
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,10 @@ class LoopSettings:
     ema: float = field_with_help(
         0.0, "Decay of the moving average of the weights (EMA), which becomes the result; 0 disables it.", RATE
     )
-    precision: Literal["float32", "bfloat16", "float16"] = field_with_help(
-        "float32", "Precision of the forward pass (autocast)."
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = field_with_help(
+        "auto",
+        "Precision of the forward pass (autocast). auto: bfloat16 on a CPU that has instructions for it, if a few "
+        "steps show that it is faster, else float32.",
     )
     compile: bool = field_with_help(False, "Compile the model with torch.compile.")
     eval_every: int = field_with_help(1, "Epochs between evaluations; 0 evaluates only at the end.", MAY_BE_ZERO)

@@ -82,6 +82,8 @@ class AblationPlanner:
     """A training request and its ingredients; `row_without` and `row_with` make rows of it."""
 
     def __init__(self, request: Request) -> None:
+        if request.recipe.loop.precision == "auto":  # the same on every machine
+            request = replace(request, recipe=request.recipe.with_settings({"precision": "float32"}))
         self.request = request
         self.data = request.open_data(need_classes=find_task(request.task_name).needs_classes)
         self.plans = dict[str, Plan]()  # by everything that their model depends on

@@ -10,6 +10,8 @@ from statistics import fmean, stdev
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import torch
+
 from vitrail.base.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.base.figures import new_figure, sanitize_label, save_figure, style_axes, wrap_label
 from vitrail.base.files import write_json
@@ -218,6 +220,8 @@ class TrainingStudy:
         """
         with join_process_group() as ranks:
             runtime = runtime.for_rank(ranks)
+            if runtime.threads == "auto" and ranks.world_size == 1:  # the same for all runs, whatever else is running
+                runtime = replace(runtime, threads=torch.get_num_threads())
             runtime.report_lines(*self.describe())
             failed = {} if dry_run else self.train(runtime)
         if not ranks.is_first:

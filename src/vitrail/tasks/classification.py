@@ -41,7 +41,7 @@ Objective = Callable[[nn.Module, LossInputs], tuple[Tensor, Mapping[str, Tensor]
 
 def classification_loss(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Cross-entropy −Σ targets·log softmax(logits), averaged over the batch."""
-    logits = model(inputs.images)
+    logits = model(inputs.images).float()  # the softmax of the loss, whatever the precision of the model
     hits = logits.detach().argmax(-1) == inputs.targets.argmax(-1)
     return F.cross_entropy(logits, inputs.targets), {"accuracy": hits.float().mean()}
 

@@ -75,6 +75,7 @@ class DistillationLoss:
             by_label, by_teacher = model.head_logits(model.encode(inputs.images, queries=model.prefix))
         else:
             by_label = by_teacher = model(inputs.images)
+        by_label, by_teacher, teacher = by_label.float(), by_teacher.float(), teacher.float()
         if self.kind == "soft":
             teacher_loss = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:

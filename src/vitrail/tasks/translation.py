@@ -60,7 +60,7 @@ def compute_token_loss(
     The share is the number of this part's tokens relative to the mean of all parts of a step, micro-batches and
     processes, so that the mean over the parts is that over all tokens of the step.
     """
-    logits, target = logits.flatten(0, 1), target.flatten()
+    logits, target = logits.flatten(0, 1).float(), target.flatten()
     loss = F.cross_entropy(logits, target, ignore_index=pad, label_smoothing=smoothing)
     kept = target != pad
     hits = ((logits.detach().argmax(-1) == target) & kept).sum() / kept.sum()

@@ -25,7 +25,12 @@ from vitrail.train.loop import FitResult, run_training
 from vitrail.train.plan import Plan
 from vitrail.train.plots import choose_metrics, plot_training_curves
 from vitrail.train.run_folder import RunFolder
-from vitrail.train.thread_choice import choose_asked_or_recorded_threads, choose_threads, use_threads
+from vitrail.train.speed_choice import (
+    choose_asked_or_recorded_threads,
+    choose_recorded_precision,
+    choose_speed,
+    use_threads,
+)
 
 if TYPE_CHECKING:
     from vitrail.data.images.datasets import DatasetSplits, TorchDataset
@@ -61,7 +66,8 @@ def fit(
     `ranks` is the result of `join_process_group`, for several processes.
 
     By default, `threads` is measured in about a second on a copy of the model, as `vitrail train` does, from 1 to
-    `torch.get_num_threads()`; a resumed run keeps its number, and the caller's is restored at the end. Without
+    `torch.get_num_threads()`; a resumed run keeps its number, and the caller's is restored at the end. So is the
+    recipe's `precision` auto; with a task or an objective of your own it is float32. Without
     `callbacks`, progress is shown: as a bar in a notebook and on a terminal, elsewhere as a line after each evaluation
     and every 30 seconds; `progress=False` shows nothing.
 
@@ -93,6 +99,9 @@ def fit(
         if teacher_cache is not None:
             raise ConfigError("pass either teacher_cache or transform, not both: a view may change each time")
     task = model if isinstance(model, Task) else Classification(model, objective)
+    own = objective is not None or not type(task).__module__.startswith("vitrail.")
+    if own and recipe.loop.precision == "auto":  # a loss from outside may need float32
+        recipe = recipe.with_settings({"precision": "float32"})
     if task is model:
         check_declarations(task)
     need_classes = isinstance(task, Classification)
@@ -121,11 +130,11 @@ def fit(
         bar = open_progress_callback(progress) if ranks.is_first else None
         shown = [each for each in (bar, *shown) if each is not None]
     with restore_threads():
-        plan = use_threads(plan, choose_fit_threads(plan, run, threads))
+        plan = choose_fit_speed(plan, run, threads)
         plan.task.initialise(source, recipe)
         if not isinstance(run, str | Path):
             return run_training(plan, run, CallbackList(shown), start=start)
-        described = {"task": plan.describe_task(), "threads": plan.threads}
+        described = {"task": plan.describe_task(), "threads": plan.threads, "precision": plan.chosen_precision}
         folder = RunFolder.open_or_create(Path(run), ranks, described)
         result = run_training(plan, folder, CallbackList(shown), start=start)
     if ranks.is_first:
@@ -134,16 +143,21 @@ def fit(
     return result
 
 
-def choose_fit_threads(plan: Plan, run: RunFolder | Path | str | None, threads: int | None) -> int:
-    """The number that is given, else that of the run, else the fastest as measured now; the same for all processes."""
+def choose_fit_speed(plan: Plan, run: RunFolder | Path | str | None, threads: int | None) -> Plan:
+    """The plan with the threads that are given, else those of the run, else the fastest as measured now; its precision.
+
+    They are the same for all processes.
+    """
     asked = "auto" if threads is None else threads
     if run is None:
-        return choose_threads(plan, asked).threads
+        return choose_speed(plan, asked)[0]
     folder = run if isinstance(run, RunFolder) else RunFolder(Path(run))
     known = plan.ranks.broadcast_object(folder.load_plan() if (folder.folder / PLAN_FILE).exists() else None)
     if known is None and folder is not run:
-        return choose_threads(plan, asked).threads
-    return choose_asked_or_recorded_threads(known or {}, asked, str(folder.folder))  # a RunFolder records no number
+        return choose_speed(plan, asked)[0]
+    where, known = str(folder.folder), known or {}  # a RunFolder records neither
+    plan = use_threads(plan, choose_asked_or_recorded_threads(known, asked, where))
+    return choose_recorded_precision(plan, known, where)
 
 
 def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:

@@ -22,7 +22,7 @@ from vitrail.checkpoint.writing import find_model_family
 from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.models.catalog.external_families import trust
-from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.recipe import Precision, Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks import find_task
 from vitrail.tasks.task import (
@@ -50,6 +50,7 @@ class Plan:
     ranks: Ranks = Ranks()  # noqa: RUF009  # immutable
     workers: int = 0
     threads: int | None = None  # None: torch's default
+    precision: Precision | None = None  # None: the recipe's, float32 if that is `auto`
     strict: bool = False  # an unreadable example is an error
     request: Request | None = None  # None if `fit` received a model
     model_name: str = ""
@@ -59,6 +60,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_task(self.task, self.source, self.recipe, self.ranks)
+
+    @property
+    def chosen_precision(self) -> Precision:
+        asked = self.recipe.loop.precision
+        return self.precision or ("float32" if asked == "auto" else asked)
 
     @property
     def model(self) -> Any:
@@ -138,6 +144,7 @@ class Plan:
             "steps_per_epoch": self.steps_per_epoch,
             "world": self.ranks.world_size,
             "threads": self.threads or torch.get_num_threads(),
+            "precision": self.chosen_precision,
         }
 
 

@@ -27,11 +27,12 @@ from vitrail.train.restore import read_newest_checkpoint_and_damage
 from vitrail.train.run import keep_freed_memory, prepare_plan, train_and_save
 from vitrail.train.run_folder import RunFolder, step_from_file_name
 from vitrail.train.run_list import extract_name_or_empty
-from vitrail.train.thread_choice import choose_asked_or_recorded_threads, use_threads
+from vitrail.train.speed_choice import choose_asked_or_recorded_threads, choose_recorded_precision, use_threads
 from vitrail.train.throughput import measure_throughput
 
 UNCHANGED_PARTS = ("model", "data", "teacher")  # of run.json
-BIT_IDENTITY_PARTS = ("torch", "simplejpeg", "world", "threads")
+BIT_IDENTITY_PARTS = ("torch", "simplejpeg", "world", "threads", "precision")
+NEW_PARTS = {"threads": "", "precision": ", since this CPU has no instructions for it"}  # old runs do not record them
 
 
 def resume_run(
@@ -68,6 +69,7 @@ def resume_run(
                 raise CheckpointError(f"{folder} has {steps!r} steps; expected a number, as `vitrail train` wrote it")
             threads = choose_asked_or_recorded_threads(recorded, runtime.threads, str(folder))
             plan = use_threads(prepare_plan(request, runtime, ranks).with_steps(steps), threads)
+            plan = choose_recorded_precision(plan, recorded, str(folder))
             now = plan.to_json()
             if request.trusted is not None:  # the user may name the same code by another path
                 now["model"]["name"] = extract_name_or_empty(recorded.get("model"))
@@ -95,9 +97,9 @@ def check_unchanged_and_list_warnings(before: Mapping[str, Any], now: Mapping[st
                 f"cannot resume {folder}: the {part} has changed ({differences[0]}); restore it, or start a new run"
             )
     return [
-        f"{part} was {before.get(part)} and is {now[part]}: resuming, but not bit-identical"
+        f"{part} was {before.get(part)} and is {now[part]}{NEW_PARTS.get(part, '')}: resuming, but not bit-identical"
         for part in BIT_IDENTITY_PARTS
-        if before.get(part) != now[part] and not (part == "threads" and part not in before)  # old runs do not record it
+        if before.get(part) != now[part] and not (part in NEW_PARTS and part not in before)
     ]
 
 

@@ -30,7 +30,7 @@ from vitrail.train.loop import run_training
 from vitrail.train.plan import Plan, Runtime, plan_request
 from vitrail.train.plots import choose_metrics, plot_training_curves
 from vitrail.train.run_folder import RunFolder, create_numbered_folder
-from vitrail.train.thread_choice import choose_threads, use_threads
+from vitrail.train.speed_choice import choose_speed
 from vitrail.train.throughput import Throughput, fix_steps_by_minutes, measure_throughput
 
 MAX_LISTED_EXAMPLES = 10  # skipped examples that are named
@@ -58,9 +58,8 @@ def start_run(
         runtime = runtime.for_rank(ranks)
         plan = prepare_plan(request, runtime, ranks, dry_run=dry_run)
         check_follow_up(request, plan, folder)
-        choice = choose_threads(plan, runtime.threads)
-        plan = use_threads(plan, choice.threads)
-        runtime.report_lines(*describe_plan(plan, request), str(choice))
+        plan, choices = choose_speed(plan, runtime.threads)
+        runtime.report_lines(*describe_plan(plan, request), *choices)
         plan.task.initialise(plan.source, plan.recipe)  # before there is a folder: an error leaves nothing
         if request.recipe.loop.minutes is not None or dry_run:
             runtime.report("speed  measuring …")

@@ -57,7 +57,8 @@ class Trainer:
         self.optimizers = create_optimizers(self.task, settings)
         self.schedules = {name: parse_schedule(value, name) for name, value in plan.recipe.schedules.items()}
         self.ema = WeightEMA(self.task, self.task.copy(), loop.ema) if loop.ema else None
-        self.scaler = torch.GradScaler(plan.device.type, enabled=loop.precision == "float16")
+        self.precision = plan.chosen_precision
+        self.scaler = torch.GradScaler(plan.device.type, enabled=self.precision == "float16")
         warmup = round(settings.warmup * self.steps_per_epoch)
         self.warmup_steps = min(warmup, self.steps // 2)  # a short run must reach its peak
         self.peak_lr = settings.lr * (loop.batch / settings.lr_batch if settings.lr_batch else 1)
@@ -159,9 +160,9 @@ class Trainer:
             )
 
     def autocast(self) -> Any:
-        if self.recipe.loop.precision == "float32":
+        if self.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, AUTOCAST_DTYPES[self.recipe.loop.precision])
+        return torch.autocast(self.device.type, AUTOCAST_DTYPES[self.precision])
 
     def finish(self) -> nn.Module:
         """The result of the task in eval mode, no longer compiled."""

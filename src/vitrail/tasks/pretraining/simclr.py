@@ -104,7 +104,8 @@ def contrast(projections: Tensor, temperature: float, ranks: Ranks) -> tuple[Ten
     own = F.normalize(projections.float(), dim=-1)
     every = own if ranks.world_size == 1 else ranks.gather_with_gradient(own)  # the processes have equally many
     rows, first = torch.arange(len(own), device=own.device), ranks.rank * len(own)
-    logits = own @ every.T / temperature
+    with torch.autocast(own.device.type, enabled=False):
+        logits = own @ every.T / temperature
     logits = logits.index_put((rows, rows + first), logits.new_tensor(-torch.inf))
     others = rows.roll(len(own) // 2) + first
     loss = F.cross_entropy(logits, others)

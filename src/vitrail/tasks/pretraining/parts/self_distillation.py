@@ -215,7 +215,8 @@ def cross_entropy_between_crops(student: Tensor, targets: Tensor, temperature: f
     student = student.float() / temperature
     crops, rows, teachers = len(student), student.shape[1], len(targets)
     sizes = student.logsumexp(-1).sum(1)  # (V,)
-    products = targets.flatten(1) @ student.flatten(1).T  # (2, V)
+    with torch.autocast(student.device.type, enabled=False):
+        products = targets.flatten(1) @ student.flatten(1).T  # (2, V)
     different = 1 - torch.eye(teachers, crops, device=student.device)
     return ((sizes - products) * different).sum() / (rows * different.sum())
 

@@ -20,16 +20,16 @@ from vitrail.distributed import Ranks
 from vitrail.recipes.recipe import LoopSettings
 from vitrail.tasks.classification import Classification
 from vitrail.tasks.image_task import open_image_source
-from vitrail.train import thread_choice
+from vitrail.train import speed_choice
 from vitrail.train.fit import fit
 from vitrail.train.plan import Plan
 from vitrail.train.run_folder import RunFolder
-from vitrail.train.thread_choice import (
+from vitrail.train.speed_choice import (
     ThreadChoice,
     choose_asked_or_recorded_threads,
     choose_fewest_fast_threads,
     choose_threads,
-    has_clear_fastest_thread_count,
+    has_clear_fastest_way,
     list_candidate_thread_counts,
     measure_step_seconds_by_threads,
     time_interleaved_steps,
@@ -56,9 +56,9 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[float]]:
     """Seconds per step by number of threads, as if measured, whatever the length of the run."""
-    monkeypatch.setattr(thread_choice, "is_short_run", lambda _: False)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(speed_choice, "is_short_run", lambda _: False)  # pyright: ignore[reportUnknownLambdaType]
     found = {2: [0.4, 0.4, 0.4], 1: [0.2, 0.2, 0.2]}
-    monkeypatch.setattr(thread_choice, "measure_step_seconds_by_threads", lambda *_: found)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(speed_choice, "measure_step_seconds_by_threads", lambda *_: found)  # pyright: ignore[reportUnknownLambdaType]
     return found
 
 
@@ -91,37 +91,37 @@ def test_candidates_are_all_cores_all_but_one_and_halves() -> None:
 
 
 def test_measuring_stops_early_if_one_count_is_clearly_fastest() -> None:
-    assert has_clear_fastest_thread_count({2: [0.1, 0.1], 1: [0.2, 0.2]})
-    assert not has_clear_fastest_thread_count({2: [0.1, 0.18], 1: [0.2, 0.2]})
-    assert not has_clear_fastest_thread_count({2: [0.1], 1: [0.2]})
+    assert has_clear_fastest_way({2: [0.1, 0.1], 1: [0.2, 0.2]})
+    assert not has_clear_fastest_way({2: [0.1, 0.18], 1: [0.2, 0.2]})
+    assert not has_clear_fastest_way({2: [0.1], 1: [0.2]})
 
 
 def test_slow_thread_counts_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now, steps = 0.0, list[int]()
 
-    def step() -> None:
+    def step(threads: int) -> None:
         nonlocal now
-        steps.append(torch.get_num_threads())
+        steps.append(threads)
         now += {4: 0.05, 3: 0.04, 2: 1.0, 1: 9.0}[steps[-1]]
 
-    monkeypatch.setattr(thread_choice, "perf_counter", lambda: now)
+    monkeypatch.setattr(speed_choice, "perf_counter", lambda: now)
     blocks = time_interleaved_steps(step, [4, 3, 2, 1])
     assert steps.count(2) == 2
     assert 1 not in steps
     assert len(blocks[2]) == 1
-    assert len(blocks[3]) == len(blocks[4]) > thread_choice.ROUNDS
-    assert now < 2.5 + thread_choice.SECONDS
+    assert len(blocks[3]) == len(blocks[4]) > speed_choice.ROUNDS
+    assert now < 2.5 + speed_choice.SECONDS
 
 
 def test_nothing_is_measured_if_the_choice_is_given_or_the_run_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         pytest.fail("steps were taken")
 
-    monkeypatch.setattr(thread_choice, "measure_step_seconds_by_threads", forbidden)
+    monkeypatch.setattr(speed_choice, "measure_step_seconds_by_threads", forbidden)
     assert choose_threads(make_plan(), 3) == ThreadChoice(3, "as given")
-    monkeypatch.setattr(thread_choice, "measure_one_step", lambda _: 0.1)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(speed_choice, "measure_one_step", lambda _: 0.1)  # pyright: ignore[reportUnknownLambdaType]
     assert choose_threads(make_plan(fixed_steps=99)) == ThreadChoice(2, "not measured for 99 steps")
-    monkeypatch.setattr(thread_choice, "measure_one_step", forbidden)
+    monkeypatch.setattr(speed_choice, "measure_one_step", forbidden)
     assert choose_threads(make_plan(fixed_steps=1)) == ThreadChoice(2, "not measured for 1 step")
     compiled = replace(LONG, loop=replace(LONG.loop, compile=True))
     assert choose_threads(make_plan(recipe=compiled)).threads == 2
@@ -227,7 +227,7 @@ def test_fit_takes_a_model_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch
 
 def test_measuring_threads_keeps_the_run_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(thread_choice, "list_candidate_thread_counts", lambda _: [1])  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(speed_choice, "list_candidate_thread_counts", lambda _: [1])  # pyright: ignore[reportUnknownLambdaType]
     words = f"{TINY} --set dropout=0.1 --epochs 1.7 --batch 100"
     train(f"{words} --out measured")
     train(f"{words} --threads 1 --out given")
