@@ -4,7 +4,7 @@
     python benchmarks/trace_commands.py /tmp/before . --speed
 
 Frames are calls of functions of vitrail in all threads, files the modules of vitrail that are executed; opens are those
-of the model's weights for reading; `stat` calls are those outside of imports. CPU seconds are the best of five
+of the model's weights for reading; `stat` calls those of vitrail's functions. CPU seconds are the best of five
 processes. With --speed instead, training speed of the second checkout relative to the first, in 20 alternating pairs.
 """
 
@@ -32,7 +32,6 @@ TRACES = {  # command line and what the path of the weights contains
     "explain": ("explain {weights} {photo} -o explained", "{weights}"),
     "export": ("export {weights} shipped", "{weights}"),
 }
-TIMED = ("predict {weights} {photo}", "--help")
 SPEEDS = {  # a model that takes time, and one that waits for images
     "training step": "--model vit_tiny_patch16_224 --set image_size=32 --set patch_size=4 --set width=64",
     "loader": "--model vit_tiny_patch16_224 --set image_size=32 --set patch_size=16 --set width=8 --policy rand",
@@ -49,8 +48,12 @@ def trace(words: list[str], weights: str, out: Path) -> None:
             counts["frames"] += 1
             if frame.f_code.co_name == "<module>":
                 files.add(path)
-        elif event == "c_call" and called.__name__ in ("stat", "lstat", "fstat") and "importlib" not in path:
-            counts["stat"] += 1
+        elif event == "c_call" and called.__name__ in ("stat", "lstat", "fstat"):
+            while frame and frame.f_code.co_filename.endswith(
+                ("pathlib.py", "genericpath.py", "posixpath.py", "<frozen os>")
+            ):
+                frame = frame.f_back
+            counts["stat"] += bool(frame) and "/vitrail/" in frame.f_code.co_filename
 
     def on_audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and weights in str(arguments[0]) and str(arguments[0]).endswith((".pth", ".safetensors")):
@@ -60,13 +63,11 @@ def trace(words: list[str], weights: str, out: Path) -> None:
     threading.setprofile(on_event)
     sys.setprofile(on_event)
     sys.argv = ["vitrail", *words]
-    code: Any = 0
     try:
         _ = runpy.run_module("vitrail", run_name="__main__", alter_sys=True)
-    except SystemExit as stopped:
-        code = stopped.code
-    sys.setprofile(None)
-    _ = out.write_text(json.dumps({**counts, "files": len(files), "code": code or 0}))
+    finally:  # it ends with SystemExit
+        sys.setprofile(None)
+        _ = out.write_text(json.dumps({**counts, "files": len(files)}))
 
 
 def run(source: Path, folder: Path, words: list[str]) -> float:
@@ -89,24 +90,19 @@ def split(line: str, given: dict[str, str]) -> list[str]:
 
 
 def report_counts(sources: list[Path], folder: Path, given: dict[str, str]) -> None:
-    print(f"{'command':16} {'checkout':24} {'frames':>9} {'files':>6} {'opens':>6} {'stat':>6}")
+    print(f"{'command':14} {'frames':>9} {'files':>6} {'opens':>6} {'stat':>6}  checkout")
     for name, (line, weights) in TRACES.items():
         for source in sources:
             for left in ("run", "mae", "explained", "shipped"):
                 shutil.rmtree(folder / left, ignore_errors=True)
-            words = split(line, given)
-            _ = run(source, folder, [__file__, "--trace", "counts.json", weights.format(**given), *words])
-            found = {"opens": 0, "stat": 0, **json.loads((folder / "counts.json").read_text())}
-            if found["code"]:
-                raise SystemExit(f"{source}: {' '.join(words)} exits with {found['code']}")
+            _ = run(source, folder, [__file__, "--trace", "counts", weights.format(**given), *split(line, given)])
+            found = Counter(json.loads((folder / "counts").read_text()))
             figures = f"{found['frames']:9,} {found['files']:6} {found['opens']:6} {found['stat']:6}"
-            print(f"{name:16} {source.name or source.resolve().name:24} {figures}", flush=True)
-    for line in TIMED:
+            print(f"{name:14} {figures}  {source}", flush=True)
+    for line in ("predict {weights} {photo}", "--help"):
         for source in sources:
             seconds = min(run(source, folder, ["-m", "vitrail", *split(line, given)]) for _ in range(5))
-            print(
-                f"{line.split()[0]:16} {source.name or source.resolve().name:24} {seconds:.2f} CPU seconds", flush=True
-            )
+            print(f"{line.split()[0]:14} {seconds:.2f} CPU seconds  {source}", flush=True)
 
 
 def report_speed(sources: list[Path], folder: Path, pairs: int) -> None:
