@@ -18,13 +18,6 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TWO_PARTS,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import RATE, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -185,8 +178,8 @@ ALIASES = {
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """The class token has no position; the number of heads follows from the matrices that mix heads."""
     fields = encoder_names.infer_encoder_fields(shapes)
-    fields["class_depth"] = count_distinct_numbers_in_names(shapes, r"blocks_token_only\.(\d+)\.")
-    fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]
+    fields["class_depth"] = side.count_numbers(shapes, r"blocks_token_only\.(\d+)\.")
+    fields["heads"] = side.get_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]
     return side.InferredConfig(fields=fields, stride=fields["patch_size"])
 
 
@@ -199,14 +192,16 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
 CLASS_PARTS = ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#")
 NAME_TABLE = (
     *encoder_names.TIMM_BASE_TABLE,
-    *make_same_name_entries("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*"),
-    *make_same_name_entries(*(f"blocks_token_only.#.{part}.*" for part in CLASS_PARTS)),
+    *side.keep_names("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*"),
+    *side.keep_names(*(f"blocks_token_only.#.{part}.*" for part in CLASS_PARTS)),
     *(
-        make_entry(f"{blocks}.#.gamma_{n}", f"{blocks}.#.ls{n}.gamma")
+        side.make_entry(f"{blocks}.#.gamma_{n}", f"{blocks}.#.ls{n}.gamma")
         for blocks in ("blocks", "blocks_token_only")
         for n in (1, 2)
     ),
-    make_entry([f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", TWO_PARTS),
+    side.make_entry(
+        [f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", side.TWO_PARTS
+    ),
 )
 MARKERS = (encoder_names.PATCH_KERNEL, "blocks_token_only.0.norm1.weight")
 SOURCES = (

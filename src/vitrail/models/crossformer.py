@@ -17,14 +17,6 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_distinct_numbers_in_names,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_used, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -285,20 +277,20 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Groups and intervals are not in the weights: those of the published models."""
-    stages = count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.blocks\.(\d+)\.", first=0)
+    stages = side.count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"layers.{stage}.blocks.0." for stage in range(len(stages))]
-    hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
+    hidden = [side.get_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
     cooling = any(name.endswith("ex_ln.weight") for name in shapes)
     published = PRESETS[f"crossformer_{'pp_base_patch4_group_const' if cooling else 'base_patch4_group7'}_224"]
     fields = {
         "image_size": (224, 224),
-        "channels": get_tensor_shape(shapes, "patch_embed.projs.0.weight", 4)[1],
-        "classes": count_classes(shapes, "head.weight"),
+        "channels": side.get_shape(shapes, "patch_embed.projs.0.weight", 4)[1],
+        "classes": side.count_classes(shapes, "head.weight"),
         "kernels": list_kernels(shapes, "patch_embed.projs"),
         "merge_kernels": list_kernels(shapes, "layers.0.downsample.reductions") or published.merge_kernels,
         "stages": stages,
         "widths": tuple(shape[1] for shape in hidden),
-        "heads": tuple(get_tensor_shape(shapes, f"{name}attn.position_bias.pos3.2.weight", 2)[0] for name in first),
+        "heads": tuple(side.get_shape(shapes, f"{name}attn.position_bias.pos3.2.weight", 2)[0] for name in first),
         "windows": published.windows[: len(stages)],
         "intervals": published.intervals[: len(stages)],
         "cooling": cooling,
@@ -308,8 +300,8 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
 
 
 def list_kernels(shapes: side.TensorShapes, convolutions: str) -> tuple[int, ...]:
-    count = count_distinct_numbers_in_names(shapes, rf"{convolutions}\.(\d+)\.weight")
-    return tuple(get_tensor_shape(shapes, f"{convolutions}.{number}.weight", 4)[2] for number in range(count))
+    count = side.count_numbers(shapes, rf"{convolutions}\.(\d+)\.weight")
+    return tuple(side.get_shape(shapes, f"{convolutions}.{number}.weight", 4)[2] for number in range(count))
 
 
 def has_cooling(config: side.ConfigFields) -> bool:
@@ -321,11 +313,11 @@ BIAS = "layers.#.blocks.#.attn.{}.pos"
 PLAIN = side.SourceNames(
     layout="authors",
     table=(
-        *make_same_name_entries("patch_embed.projs.#.*", "patch_embed.norm.*", "norm.*", "head.*"),
-        *make_same_name_entries("layers.#.downsample.norm.*", "layers.#.downsample.reductions.#.*"),
-        *make_same_name_entries(*(f"layers.#.blocks.#.{part}.*" for part in PARTS)),
-        make_entry(f"{BIAS.format('pos')}_proj.*", f"{BIAS.format('position_bias')}_proj.*"),
-        make_entry(f"{BIAS.format('pos')}#.#.*", f"{BIAS.format('position_bias')}#.#.*"),
+        *side.keep_names("patch_embed.projs.#.*", "patch_embed.norm.*", "norm.*", "head.*"),
+        *side.keep_names("layers.#.downsample.norm.*", "layers.#.downsample.reductions.#.*"),
+        *side.keep_names(*(f"layers.#.blocks.#.{part}.*" for part in PARTS)),
+        side.make_entry(f"{BIAS.format('pos')}_proj.*", f"{BIAS.format('position_bias')}_proj.*"),
+        side.make_entry(f"{BIAS.format('pos')}#.#.*", f"{BIAS.format('position_bias')}#.#.*"),
     ),
     markers=("patch_embed.projs.0.weight", "layers.0.blocks.0.attn.pos.pos_proj.weight"),
     accepts=lambda config: not config["cooling"],

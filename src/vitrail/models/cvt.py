@@ -16,15 +16,6 @@ from vitrail.layers.attention import split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    BATCH_NORM_PARTS,
-    count_stage_blocks,
-    describe_stages,
-    find_published_heads,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -245,13 +236,13 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Heads are those of the published model of these widths; the first kernel has 2·stride − 1 pixels."""
-    _, channels, kernel, _ = get_tensor_shape(shapes, "stage0.patch_embed.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"stage(\d+)\.", r"stage{}\.blocks\.(\d+)\.", first=0)
-    hidden = [get_tensor_shape(shapes, f"stage{n}.blocks.0.mlp.fc1.weight", 2) for n in range(len(stages))]
+    _, channels, kernel, _ = side.get_shape(shapes, "stage0.patch_embed.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stage(\d+)\.", r"stage{}\.blocks\.(\d+)\.", first=0)
+    hidden = [side.get_shape(shapes, f"stage{n}.blocks.0.mlp.fc1.weight", 2) for n in range(len(stages))]
     widths = tuple(shape[1] for shape in hidden)
     fields = {"stride": (kernel + 1) // 2, "mlp_ratio": hidden[0][0] / hidden[0][1]}
-    common = describe_stages(shapes, channels, stages, widths)
-    return side.InferredConfig(fields=common | fields | find_published_heads(PRESETS, widths))
+    common = side.describe_stages(shapes, channels, stages, widths)
+    return side.InferredConfig(fields=common | fields | side.find_published_heads(PRESETS, widths))
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -302,7 +293,7 @@ NAMES = {
     **{
         f"{ours}bn.{part}": f"{theirs}normalization.{part}"
         for ours, theirs in CONVOLUTIONS.items()
-        for part in BATCH_NORM_PARTS
+        for part in side.BATCH_NORM_PARTS
     },
     **{f"{BLOCK}attn.proj_{letter}.*": f"{HF_ATTENTION}projection_{word}.*" for letter, word in WORDS.items()},
     f"{BLOCK}attn.proj.*": f"{HF_BLOCK}attention.output.dense.*",
@@ -315,14 +306,14 @@ NAMES = {
 SOURCES = (
     side.SourceNames(
         layout="authors",
-        table=make_same_name_entries(*NAMES),
+        table=side.keep_names(*NAMES),
         markers=("stage0.patch_embed.proj.weight", "stage0.blocks.0.attn.conv_proj_q.conv.weight"),
         supported={"activation": ("quick_gelu",)},
         details={"wrapper": ""},
     ),
     side.SourceNames(
         layout="hf",
-        table=tuple(make_entry(theirs, ours) for ours, theirs in NAMES.items()),
+        table=tuple(side.make_entry(theirs, ours) for ours, theirs in NAMES.items()),
         markers=(f"{HF_EMBED}projection.weight", f"{HF_ATTENTION}projection_query.weight"),
         supported={"has a head": (True,)},
         assumed={"activation": "gelu"},

@@ -18,12 +18,6 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    list_batch_norm_names,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -191,20 +185,20 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields = encoder_names.infer_encoder_fields(shapes)
-    hidden, width = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
+    hidden, width = side.get_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
     mixed = r"blocks\.(\d+)\.attn\.reatten_matrix\.weight"
-    reattending = count_distinct_numbers_in_names(shapes, mixed)
+    reattending = side.count_numbers(shapes, mixed)
     matrix = f"blocks.{fields['depth'] - 1}.attn.reatten_matrix.weight"
     fields |= {
         "mlp_width": None if hidden == 3 * width else hidden,
         "reattending": None if reattending == fields["depth"] else reattending,
-        "heads": get_tensor_shape(shapes, matrix, 4)[0],
+        "heads": side.get_shape(shapes, matrix, 4)[0],
     }
     if "patch_embed.conv1.weight" in shapes:
         p, q = fields["patch_size"]
         fields |= {
             "stem": "convolutions",
-            "channels": get_tensor_shape(shapes, "patch_embed.conv1.weight", 4)[1],
+            "channels": side.get_shape(shapes, "patch_embed.conv1.weight", 4)[1],
             "patch_size": (2 * p, 2 * q),
             "branch_scale": CONV.branch_scale,
             "scaled_maps": has_width_of_s(fields),
@@ -218,12 +212,12 @@ def has_width_of_s(config: side.ConfigFields) -> bool:
 
 
 BLOCK_PARTS = ("norm1.*", "attn.qkv.*", "attn.proj.*", "attn.reatten_matrix.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")
-NAME_TABLE = make_same_name_entries(
+NAME_TABLE = side.keep_names(
     *("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*"),
     *("patch_embed.conv1.weight", "patch_embed.conv2.weight"),
-    *(name for norm in ("patch_embed.bn1", "patch_embed.bn2") for name in list_batch_norm_names(norm)),
+    *(name for norm in ("patch_embed.bn1", "patch_embed.bn2") for name in side.list_batch_norm_names(norm)),
     *(f"blocks.#.{part}" for part in BLOCK_PARTS),
-    *list_batch_norm_names("blocks.#.attn.var_norm"),
+    *side.list_batch_norm_names("blocks.#.attn.var_norm"),
 )
 ASSUMED = {"norm_eps": 1e-6, "scaled_maps": False, "branch_scale": PLAIN.branch_scale}
 AUTHORS = side.SourceNames(

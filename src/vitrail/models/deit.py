@@ -14,7 +14,6 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import make_entry
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -183,7 +182,7 @@ SOURCES = (
         layout="hf",
         table=(
             *hf_names.HF_DISTILLED,
-            make_entry("embeddings.distillation_token", "dist_token"),
+            side.make_entry("embeddings.distillation_token", "dist_token"),
             *hf_names.HF_VIT_TABLE,
         ),
         markers=(hf_names.HF_KERNEL, "embeddings.distillation_token", "distillation_classifier.weight"),

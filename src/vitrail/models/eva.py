@@ -19,14 +19,6 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import SwiGlu
 from vitrail.layers.positions import Grid, resample, rotate
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    THREE_PARTS,
-    TWO_PARTS,
-    NameEntry,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -265,7 +257,7 @@ UNUSED = r".*(rope_embed\.periods|\.bias_mask)|mask_token|local_cls_norm\..*|pro
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """EVA-02 has a table and SwiGLU, EVA a table only, DINOv3 no table."""
     fields = encoder_names.infer_encoder_fields(shapes)
-    registers = get_tensor_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0
+    registers = side.get_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0
     swiglu = shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
     table = "pos_embed" in shapes
     fields |= {
@@ -325,22 +317,20 @@ def make_dinov3_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 
 
 BASE_TABLE = (
-    *make_same_name_entries(
-        "cls_token", "reg_token", "pos_embed", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"
-    ),
-    *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj", "mlp.norm", "mlp.fc2"))),
-    *(make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
+    *side.keep_names("cls_token", "reg_token", "pos_embed", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"),
+    *side.keep_names(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj", "mlp.norm", "mlp.fc2"))),
+    *(side.make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
 )
 FUSED = (
-    *make_same_name_entries(f"{BLOCK}attn.qkv.weight"),
-    make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], QV_BIAS, TWO_PARTS),
+    *side.keep_names(f"{BLOCK}attn.qkv.weight"),
+    side.make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], QV_BIAS, side.TWO_PARTS),
 )
 SEPARATE = (
-    make_entry([f"{BLOCK}attn.{part}_proj.weight" for part in "qkv"], f"{BLOCK}attn.qkv.weight", THREE_PARTS),
-    make_entry([f"{BLOCK}attn.{part}_proj.bias" for part in "qv"], QV_BIAS, TWO_PARTS),
+    side.make_entry([f"{BLOCK}attn.{part}_proj.weight" for part in "qkv"], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS),
+    side.make_entry([f"{BLOCK}attn.{part}_proj.bias" for part in "qv"], QV_BIAS, side.TWO_PARTS),
 )
-PACKED = make_same_name_entries(f"{BLOCK}mlp.fc1.*")
-GATED = (make_entry([f"{BLOCK}mlp.fc1_g.*", f"{BLOCK}mlp.fc1_x.*"], f"{BLOCK}mlp.fc1.*", TWO_PARTS),)
+PACKED = side.keep_names(f"{BLOCK}mlp.fc1.*")
+GATED = (side.make_entry([f"{BLOCK}mlp.fc1_g.*", f"{BLOCK}mlp.fc1_x.*"], f"{BLOCK}mlp.fc1.*", side.TWO_PARTS),)
 
 
 def is_gated(config: side.ConfigFields) -> bool:
@@ -364,21 +354,23 @@ def make_timm_source(*markers: str, gated: bool, separate: bool = False) -> side
     )
 
 
-def make_hf_table(*, gated: bool) -> tuple[NameEntry, ...]:
+def make_hf_table(*, gated: bool) -> tuple[side.NameEntry, ...]:
     """With the names on disk, then those in memory."""
-    rows = [make_entry(f"embeddings.{theirs}", ours) for theirs, ours in HF_EMBEDDINGS.items()]
+    rows = [side.make_entry(f"embeddings.{theirs}", ours) for theirs, ours in HF_EMBEDDINGS.items()]
     for layer in ("layer.#.", "model.layer.#."):
         parts, halves = [f"{layer}attention.{part}_proj." for part in "qkv"], ("gate", "up") if gated else ("up",)
-        rows += [make_entry(f"{layer}norm{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)]
-        rows += [make_entry(f"{layer}layer_scale{n}.lambda1", f"{BLOCK}ls{n}.gamma") for n in (1, 2)]
+        rows += [side.make_entry(f"{layer}norm{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)]
+        rows += [side.make_entry(f"{layer}layer_scale{n}.lambda1", f"{BLOCK}ls{n}.gamma") for n in (1, 2)]
         rows += [
-            make_entry([f"{part}weight" for part in parts], f"{BLOCK}attn.qkv.weight", THREE_PARTS),
-            make_entry([f"{parts[0]}bias", f"{parts[2]}bias"], QV_BIAS, TWO_PARTS),
-            make_entry(f"{layer}attention.o_proj.*", f"{BLOCK}attn.proj.*"),
-            make_entry([f"{layer}mlp.{half}_proj.*" for half in halves], f"{BLOCK}mlp.fc1.*", *([TWO_PARTS] * gated)),
-            make_entry(f"{layer}mlp.down_proj.*", f"{BLOCK}mlp.fc2.*"),
+            side.make_entry([f"{part}weight" for part in parts], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS),
+            side.make_entry([f"{parts[0]}bias", f"{parts[2]}bias"], QV_BIAS, side.TWO_PARTS),
+            side.make_entry(f"{layer}attention.o_proj.*", f"{BLOCK}attn.proj.*"),
+            side.make_entry(
+                [f"{layer}mlp.{half}_proj.*" for half in halves], f"{BLOCK}mlp.fc1.*", *([side.TWO_PARTS] * gated)
+            ),
+            side.make_entry(f"{layer}mlp.down_proj.*", f"{BLOCK}mlp.fc2.*"),
         ]
-    return (*rows, *make_same_name_entries("norm.*"))
+    return (*rows, *side.keep_names("norm.*"))
 
 
 HF_EMBEDDINGS = {"cls_token": "cls_token", "register_tokens": "reg_token", "patch_embeddings.*": "patch_embed.proj.*"}
@@ -413,18 +405,18 @@ def make_facebook_source(*markers: str, gated: bool) -> side.SourceNames:
     return side.SourceNames(
         layout="authors",
         table=(
-            make_entry("storage_tokens", "reg_token"),
-            *make_same_name_entries("cls_token", "patch_embed.proj.*", "norm.*", f"{BLOCK}attn.qkv.weight"),
-            *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj"))),
-            *make_same_name_entries(*(f"{BLOCK}ls{n}.gamma" for n in (1, 2))),
-            make_entry(f"{BLOCK}attn.qkv.bias", QV_BIAS, QV_IN_QKV),
+            side.make_entry("storage_tokens", "reg_token"),
+            *side.keep_names("cls_token", "patch_embed.proj.*", "norm.*", f"{BLOCK}attn.qkv.weight"),
+            *side.keep_names(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj"))),
+            *side.keep_names(*(f"{BLOCK}ls{n}.gamma" for n in (1, 2))),
+            side.make_entry(f"{BLOCK}attn.qkv.bias", QV_BIAS, QV_IN_QKV),
             *(
                 (
-                    make_entry([f"{BLOCK}mlp.w1.*", f"{BLOCK}mlp.w2.*"], f"{BLOCK}mlp.fc1.*", TWO_PARTS),
-                    make_entry(f"{BLOCK}mlp.w3.*", f"{BLOCK}mlp.fc2.*"),
+                    side.make_entry([f"{BLOCK}mlp.w1.*", f"{BLOCK}mlp.w2.*"], f"{BLOCK}mlp.fc1.*", side.TWO_PARTS),
+                    side.make_entry(f"{BLOCK}mlp.w3.*", f"{BLOCK}mlp.fc2.*"),
                 )
                 if gated
-                else make_same_name_entries(f"{BLOCK}mlp.fc1.*", f"{BLOCK}mlp.fc2.*")
+                else side.keep_names(f"{BLOCK}mlp.fc1.*", f"{BLOCK}mlp.fc2.*")
             ),
         ),
         markers=(encoder_names.PATCH_KERNEL, "storage_tokens", *markers),

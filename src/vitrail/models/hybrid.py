@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import count_stage_blocks, get_tensor_shape, make_same_name_entries
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -234,9 +233,9 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields, stages = encoder_names.infer_encoder_fields(shapes), r"patch_embed\.backbone\.stages\."
-    fields["stages"] = count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
+    fields["stages"] = side.count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
     root = ROOT if f"{ROOT}conv.weight" in shapes else STEM
-    fields["channels"] = get_tensor_shape(shapes, f"{root}conv.weight", 4)[1]
+    fields["channels"] = side.get_shape(shapes, f"{root}conv.weight", 4)[1]
     rows, columns = fields["patch_size"]
     scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
     return side.InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
@@ -262,7 +261,7 @@ GOOGLE = replace(
 SOURCES = (
     replace(
         encoder_names.TIMM,
-        table=(*encoder_names.TIMM_TABLE, *make_same_name_entries(*STEM_NAMES)),
+        table=(*encoder_names.TIMM_TABLE, *side.keep_names(*STEM_NAMES)),
         markers=(encoder_names.PATCH_KERNEL, "patch_embed.backbone."),
         assumed={"constants": "timm", "norm_eps": 1e-6},
         card=None,

@@ -17,16 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import attention, causal_mask, merge_heads
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.base.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    TensorTransform,
-    get_tensor_shape,
-    make_entry,
-)
+from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -275,9 +266,9 @@ ALIASES = {"iGPT-S": "igpt_small", "iGPT-M": "igpt_medium", "iGPT-L": "igpt_larg
 PUBLISHED_HEADS = {preset.width: preset.heads for name, preset in PRESETS.items() if name != "igpt_cpu"}
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """From the embedding (K + 1, D), which has a row for the start, the palette and the number of blocks."""
-    (colours, channels), (rows, width) = (get_tensor_shape(shapes, n, 2) for n in ("palette", "colour_embed.weight"))
+    (colours, channels), (rows, width) = (side.get_shape(shapes, n, 2) for n in ("palette", "colour_embed.weight"))
     depth = 1 + max((int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")), default=0)
     heads = PUBLISHED_HEADS.get(width)
     fields = {
@@ -289,10 +280,10 @@ def infer_config(shapes: TensorShapes) -> InferredConfig:
         "causal": rows > colours,
     }
     classes = shapes.get("head.weight", (0,))[0]
-    return InferredConfig(fields={**fields, "classes": classes}, stride=(1, 1))
+    return side.InferredConfig(fields={**fields, "classes": classes}, stride=(1, 1))
 
 
-def make_hf_card(config: ConfigFields) -> dict[str, Any]:
+def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
     """The entries of transformers' config.json; its biases are zero, and its sequence starts with colour K."""
     rows, columns = pair(config["image_size"])
     return {
@@ -313,21 +304,21 @@ def make_hf_card(config: ConfigFields) -> dict[str, Any]:
     }
 
 
-TRANSPOSED = TensorTransform(lambda parts: parts[0].T, lambda tensor, _: [tensor.T])  # transformers' Conv1D
-ONE_TABLE = TensorTransform(lambda parts: parts[0][None], lambda tensor, _: [tensor[0]])
-HF_IMAGEGPT = SourceNames(
+TRANSPOSED = side.TensorTransform(lambda parts: parts[0].T, lambda tensor, _: [tensor.T])  # transformers' Conv1D
+ONE_TABLE = side.TensorTransform(lambda parts: parts[0][None], lambda tensor, _: [tensor[0]])
+HF_IMAGEGPT = side.SourceNames(
     layout="imagegpt",
     table=(
-        make_entry("palette", "palette"),  # `clusters` of its preprocessor_config.json
-        make_entry("transformer.wte.weight", "colour_embed.weight"),
-        make_entry("transformer.wpe.weight", "pos_embed", ONE_TABLE),
-        *(make_entry(f"transformer.h.#.ln_{n}.weight", f"blocks.#.norm{n}.weight") for n in (1, 2)),
-        make_entry("transformer.h.#.attn.c_attn.weight", "blocks.#.attn.qkv.weight", TRANSPOSED),
-        make_entry("transformer.h.#.attn.c_proj.weight", "blocks.#.attn.proj.weight", TRANSPOSED),
-        make_entry("transformer.h.#.mlp.c_fc.weight", "blocks.#.mlp.fc1.weight", TRANSPOSED),
-        make_entry("transformer.h.#.mlp.c_proj.weight", "blocks.#.mlp.fc2.weight", TRANSPOSED),
-        make_entry("transformer.ln_f.weight", "norm.weight"),
-        make_entry("lm_head.weight", "output.weight"),
+        side.make_entry("palette", "palette"),  # `clusters` of its preprocessor_config.json
+        side.make_entry("transformer.wte.weight", "colour_embed.weight"),
+        side.make_entry("transformer.wpe.weight", "pos_embed", ONE_TABLE),
+        *(side.make_entry(f"transformer.h.#.ln_{n}.weight", f"blocks.#.norm{n}.weight") for n in (1, 2)),
+        side.make_entry("transformer.h.#.attn.c_attn.weight", "blocks.#.attn.qkv.weight", TRANSPOSED),
+        side.make_entry("transformer.h.#.attn.c_proj.weight", "blocks.#.attn.proj.weight", TRANSPOSED),
+        side.make_entry("transformer.h.#.mlp.c_fc.weight", "blocks.#.mlp.fc1.weight", TRANSPOSED),
+        side.make_entry("transformer.h.#.mlp.c_proj.weight", "blocks.#.mlp.fc2.weight", TRANSPOSED),
+        side.make_entry("transformer.ln_f.weight", "norm.weight"),
+        side.make_entry("lm_head.weight", "output.weight"),
     ),
     markers=("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.ln_1.weight", "lm_head.weight"),
     supported={"classes": (0,), "causal": (True,), "channels": (3,)},
@@ -335,5 +326,5 @@ HF_IMAGEGPT = SourceNames(
     heads=PUBLISHED_HEADS,
     card=make_hf_card,
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=(HF_IMAGEGPT,), resampled={"pos_embed": "grid"})
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(HF_IMAGEGPT,), resampled={"pos_embed": "grid"})
 FAMILY = Family(name="igpt", config=IGPTConfig, build=IGPT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

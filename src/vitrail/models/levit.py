@@ -20,17 +20,6 @@ from vitrail.layers.attention import AttentionLayer, merge_heads, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    BATCH_NORM_PARTS,
-    IDENTITY,
-    NameEntry,
-    TensorTransform,
-    count_classes,
-    count_distinct_numbers_in_names,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import Level, make_patch_sizes
 from vitrail.models.base.family import Family, Presets
@@ -375,21 +364,21 @@ def unflatten_square(parts: list[Tensor]) -> Tensor:
     return parts[0].unflatten(1, (side_length, side_length))
 
 
-BIASES = TensorTransform(unflatten_square, lambda table, _: [table.flatten(1)])  # (H, h·w) ↔ (H, h, w)
-MATRIX = TensorTransform(lambda parts: parts[0].flatten(1), lambda matrix, _: [matrix])  # also of 1×1 convolutions
+BIASES = side.TensorTransform(unflatten_square, lambda table, _: [table.flatten(1)])  # (H, h·w) ↔ (H, h, w)
+MATRIX = side.TensorTransform(lambda parts: parts[0].flatten(1), lambda matrix, _: [matrix])  # also of 1×1 convolutions
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    convolutions = count_distinct_numbers_in_names(shapes, r"stem\.conv(\d+)\.")
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    convolutions = side.count_numbers(shapes, r"stem\.conv(\d+)\.")
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0." for stage in range(len(stages))]
-    tables = [get_tensor_shape(shapes, f"{name}attn.attention_biases", 3) for name in first]
-    maps = [get_tensor_shape(shapes, f"{name}attn.qkv.linear.weight", 2) for name in first]
-    classes = count_classes(shapes, "head.linear.weight")
+    tables = [side.get_shape(shapes, f"{name}attn.attention_biases", 3) for name in first]
+    maps = [side.get_shape(shapes, f"{name}attn.qkv.linear.weight", 2) for name in first]
+    classes = side.count_classes(shapes, "head.linear.weight")
     fields = {
         "image_size": (tables[0][1] << convolutions, tables[0][2] << convolutions),
         "convolutions": convolutions,
-        "channels": get_tensor_shape(shapes, "stem.conv1.linear.weight", 4)[1],
+        "channels": side.get_shape(shapes, "stem.conv1.linear.weight", 4)[1],
         "classes": classes,
         "stages": stages,
         "widths": tuple(width for _, width in maps),
@@ -401,17 +390,20 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
 
 
 def make_layer_entries(
-    theirs: str, ours: str, layer: str, norm: str, transform: TensorTransform = IDENTITY
-) -> tuple[NameEntry, ...]:
+    theirs: str, ours: str, layer: str, norm: str, transform: side.TensorTransform = side.IDENTITY
+) -> tuple[side.NameEntry, ...]:
     """A linear map or convolution and its batch norm, which they call `layer` and `norm`."""
     return (
-        make_entry(f"{theirs}.{layer}.weight", f"{ours}.linear.weight", transform),
-        *(make_entry(f"{theirs}.{norm}.{part}", f"{ours}.bn.{part}") for part in BATCH_NORM_PARTS),
+        side.make_entry(f"{theirs}.{layer}.weight", f"{ours}.linear.weight", transform),
+        *(side.make_entry(f"{theirs}.{norm}.{part}", f"{ours}.bn.{part}") for part in side.BATCH_NORM_PARTS),
     )
 
 
-def make_head_entries(theirs: str, ours: str, layer: str, norm: str) -> tuple[NameEntry, ...]:
-    return (make_entry(f"{theirs}.{layer}.bias", f"{ours}.linear.bias"), *make_layer_entries(theirs, ours, layer, norm))
+def make_head_entries(theirs: str, ours: str, layer: str, norm: str) -> tuple[side.NameEntry, ...]:
+    return (
+        side.make_entry(f"{theirs}.{layer}.bias", f"{ours}.linear.bias"),
+        *make_layer_entries(theirs, ours, layer, norm),
+    )
 
 
 BLOCK, DOWNSAMPLE = "stages.#.blocks.#", "stages.#.downsample"
@@ -424,7 +416,7 @@ TIMM_TABLE = (
     *make_layer_entries("stem.conv#", "stem.conv#", "linear", "bn"),
     *(row for name in LAYERS for row in make_layer_entries(name, name, "linear", "bn", MATRIX)),
     *(
-        make_entry(f"{name}.attention_biases", f"{name}.attention_biases", BIASES)
+        side.make_entry(f"{name}.attention_biases", f"{name}.attention_biases", BIASES)
         for name in (f"{BLOCK}.attn", f"{DOWNSAMPLE}.attn_downsample")
     ),
     *(row for name in ("head", "head_dist") for row in make_head_entries(name, name, "linear", "bn")),
@@ -453,14 +445,14 @@ def list_layers(stages: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
 
 def make_counted_entries(
     stages: tuple[int, ...], parts: Mapping[str, Mapping[str, str]], branch: str, layer: str, norm: str
-) -> Iterator[NameEntry]:
+) -> Iterator[side.NameEntry]:
     """All layers, counted by stage in transformers and overall by the authors; those with a residual in a `branch`."""
     for count, (place, block, part) in enumerate(list_layers(stages)):
         theirs = (place if parts is HF_PARTS else f"blocks.{count}") + (f".{branch}" if part in ("attn", "mlp") else "")
         for ours, name in parts[part].items():
             yield from make_layer_entries(f"{theirs}.{name}", f"{block}.{part}.{ours}", layer, norm)
         if part != "mlp":
-            yield make_entry(f"{theirs}.attention_biases", f"{block}.{part}.attention_biases", BIASES)
+            yield side.make_entry(f"{theirs}.attention_biases", f"{block}.{part}.attention_biases", BIASES)
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:

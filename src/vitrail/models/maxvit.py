@@ -18,17 +18,6 @@ from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    BATCH_NORM_PARTS,
-    NameEntry,
-    TensorTransform,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    list_batch_norm_names,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -324,18 +313,18 @@ HEAD = {"head.norm": "classifier.2", "head.pre_logits.fc": "classifier.3", "head
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """A window fills the map of the last stage, as in all published models; torchvision's stem has no bias."""
-    stem_width, channels, _, _ = get_tensor_shape(shapes, "stem.conv1.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    stem_width, channels, _, _ = side.get_shape(shapes, "stem.conv1.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0.attn_block." for stage in range(len(stages))]
-    tables = [get_tensor_shape(shapes, f"{name}{TABLE}", 3) for name in first]
+    tables = [side.get_shape(shapes, f"{name}{TABLE}", 3) for name in first]
     stride = 2 ** (len(stages) + 1)
     fields = {
         "image_size": ((tables[0][1] + 1) // 2 * stride, (tables[0][2] + 1) // 2 * stride),
         "channels": channels,
-        "classes": count_classes(shapes, "head.fc.weight"),
+        "classes": side.count_classes(shapes, "head.fc.weight"),
         "stem_width": stem_width,
         "stages": stages,
-        "widths": tuple(get_tensor_shape(shapes, f"{name}norm1.weight", 1)[0] for name in first),
+        "widths": tuple(side.get_shape(shapes, f"{name}norm1.weight", 1)[0] for name in first),
         "heads": tuple(table[0] for table in tables),
         "constants": "google" if "stem.conv1.bias" in shapes else "torchvision",
     }
@@ -393,33 +382,40 @@ def scale_queries(tensor: Tensor, power: float) -> Tensor:
     return torch.cat([q * (len(q) // HEAD_WIDTH) ** power, k, v])
 
 
-BY_WIDTH = TensorTransform(lambda parts: scale_queries(parts[0], -0.5), lambda tensor, _: [scale_queries(tensor, 0.5)])
+BY_WIDTH = side.TensorTransform(
+    lambda parts: scale_queries(parts[0], -0.5), lambda tensor, _: [scale_queries(tensor, 0.5)]
+)
 
 
-def make_timm_table() -> tuple[NameEntry, ...]:
+def make_timm_table() -> tuple[side.NameEntry, ...]:
     layers = [f"{BLOCK}conv.{name}.*" for name in (*CONVOLUTIONS, *GATES, "shortcut.expand")]
     layers += [f"{BLOCK}{block}.{name}.*" for block in ATTENTIONS for name in (*LAYERS, "attn.qkv")]
-    norms = [each for name in BATCH_NORMS for each in list_batch_norm_names(f"{BLOCK}conv.{name}")]
-    tables = (make_entry(f"{BLOCK}{each}.attn.rel_pos.{TABLE_END}", f"{BLOCK}{each}.{TABLE}") for each in ATTENTIONS)
-    stem = ("stem.conv1.*", "stem.conv2.*", *list_batch_norm_names("stem.norm1"))
-    return (*make_same_name_entries(*stem, *layers, *norms, *(f"{name}.*" for name in HEAD)), *tables)
+    norms = [each for name in BATCH_NORMS for each in side.list_batch_norm_names(f"{BLOCK}conv.{name}")]
+    tables = (
+        side.make_entry(f"{BLOCK}{each}.attn.rel_pos.{TABLE_END}", f"{BLOCK}{each}.{TABLE}") for each in ATTENTIONS
+    )
+    stem = ("stem.conv1.*", "stem.conv2.*", *side.list_batch_norm_names("stem.norm1"))
+    return (*side.keep_names(*stem, *layers, *norms, *(f"{name}.*" for name in HEAD)), *tables)
 
 
-def make_torchvision_table() -> tuple[NameEntry, ...]:
+def make_torchvision_table() -> tuple[side.NameEntry, ...]:
     start, ours = "blocks.#.layers.#.layers.", f"{BLOCK}conv."
     names = {"stem.conv1": "stem.0.0", "stem.conv2": "stem.1.0", **HEAD}
     names |= {ours + name: f"{start}MBconv.layers.{theirs}" for name, theirs in (CONVOLUTIONS | GATES).items()}
     names[f"{ours}shortcut.expand"] = f"{start}MBconv.proj.1"
     norms = {"stem.norm1": "stem.0.1"}
     norms |= {ours + name: f"{start}MBconv.layers.{theirs}" for name, theirs in BATCH_NORMS.items()}
-    rows = list[NameEntry]()
+    rows = list[side.NameEntry]()
     for block, kind in ATTENTIONS.items():
         attention = f"{start}{kind}.attn_layer.1."
         names |= {f"{BLOCK}{block}.{name}": f"{start}{kind}.{theirs}" for name, theirs in LAYERS.items()}
-        rows.append(make_entry(f"{attention}to_qkv.*", f"{BLOCK}{block}.attn.qkv.*", BY_WIDTH))
-        rows.append(make_entry(attention + TABLE_END, f"{BLOCK}{block}.{TABLE}", OFFSETS_BY_QUERY))
-    rows += [make_entry(f"{theirs}.*", f"{name}.*") for name, theirs in names.items()]
-    return (*rows, *(make_entry(f"{b}.{part}", f"{a}.{part}") for a, b in norms.items() for part in BATCH_NORM_PARTS))
+        rows.append(side.make_entry(f"{attention}to_qkv.*", f"{BLOCK}{block}.attn.qkv.*", BY_WIDTH))
+        rows.append(side.make_entry(attention + TABLE_END, f"{BLOCK}{block}.{TABLE}", OFFSETS_BY_QUERY))
+    rows += [side.make_entry(f"{theirs}.*", f"{name}.*") for name, theirs in names.items()]
+    return (
+        *rows,
+        *(side.make_entry(f"{b}.{part}", f"{a}.{part}") for a, b in norms.items() for part in side.BATCH_NORM_PARTS),
+    )
 
 
 def find_torchvision_crop(config: side.ConfigFields) -> float:  # noqa: ARG001  # the same for all

@@ -21,15 +21,6 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TensorTransform,
-    count_stage_blocks,
-    describe_stages,
-    find_published_heads,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import Level, make_patch_sizes
 from vitrail.models.base.family import Family, Presets
@@ -207,13 +198,13 @@ ALIASES = {f"NesT-{size[0].upper()}": f"nest_{size}_jx" for size in SIZES}
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Heads are those of the published model of these widths."""
-    _, channels, patch, _ = get_tensor_shape(shapes, "patch_embed.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
-    tables = [get_tensor_shape(shapes, f"stages.{stage}.pos_embed", 4) for stage in range(len(stages))]
+    _, channels, patch, _ = side.get_shape(shapes, "patch_embed.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    tables = [side.get_shape(shapes, f"stages.{stage}.pos_embed", 4) for stage in range(len(stages))]
     widths = tuple(table[1] for table in tables)
     fields = {"image_size": (tables[0][2] * patch, tables[0][3] * patch), "patch_size": patch}
-    common = describe_stages(shapes, channels, stages, widths)
-    return side.InferredConfig(fields=common | fields | find_published_heads(PRESETS, widths))
+    common = side.describe_stages(shapes, channels, stages, widths)
+    return side.InferredConfig(fields=common | fields | side.find_published_heads(PRESETS, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -253,15 +244,15 @@ def make_timm_source(stages: int, *markers: str) -> side.SourceNames:
     tables = list[Any]()
     for stage in range(MAX_STAGES):
         per_side = 2 ** max(stages - 1 - stage, 0)
-        transform = TensorTransform(positions_to_ours, partial(positions_to_theirs, per_side=per_side))
-        tables.append(make_entry(f"levels.{stage}.pos_embed", f"stages.{stage}.pos_embed", transform))
+        transform = side.TensorTransform(positions_to_ours, partial(positions_to_theirs, per_side=per_side))
+        tables.append(side.make_entry(f"levels.{stage}.pos_embed", f"stages.{stage}.pos_embed", transform))
     names = [(f"transformer_encoder.#.{part}", f"blocks.#.{part}") for part in BLOCK_PARTS]
     names += [(name, name) for name in ("pool.conv", "pool.norm")]
     return side.SourceNames(
         layout="timm",
         table=(
-            *make_same_name_entries("patch_embed.proj.*", "norm.*", "head.*"),
-            *(make_entry(f"levels.#.{theirs}.*", f"stages.#.{ours}.*") for theirs, ours in names),
+            *side.keep_names("patch_embed.proj.*", "norm.*", "head.*"),
+            *(side.make_entry(f"levels.#.{theirs}.*", f"stages.#.{ours}.*") for theirs, ours in names),
             *tables,
         ),
         markers=markers,

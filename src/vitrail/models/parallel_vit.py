@@ -20,13 +20,6 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale, StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -235,16 +228,16 @@ ALIASES = {"ViT-S18x2": "vit_small_patch16_18x2_224", "ViT-B18x2": "vit_base_pat
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    width, channels, *patch = get_tensor_shape(shapes, encoder_names.PATCH_KERNEL, 4)
-    hidden = get_tensor_shape(shapes, "blocks.0.ffns.0.mlp.fc1.weight", 2)[0]
+    width, channels, *patch = side.get_shape(shapes, encoder_names.PATCH_KERNEL, 4)
+    hidden = side.get_shape(shapes, "blocks.0.ffns.0.mlp.fc1.weight", 2)[0]
     scaled = "blocks.0.attns.0.ls.gamma" in shapes
     fields = {
         "patch_size": (patch[0], patch[1]),
         "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
-        "branches": count_distinct_numbers_in_names(shapes, r"blocks\.0\.attns\.(\d+)\."),
+        "depth": side.count_numbers(shapes, r"blocks\.(\d+)\."),
+        "branches": side.count_numbers(shapes, r"blocks\.0\.attns\.(\d+)\."),
         "mlp_width": None if hidden == 4 * width else hidden,
         "layer_scale": encoder_names.DEFAULT_LAYER_SCALE if scaled else None,
     }
@@ -256,15 +249,15 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return encoder_names.make_timm_card(config, "vit_small_patch16_18x2_224", arguments)
 
 
-OUTSIDE = make_same_name_entries("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*")
+OUTSIDE = side.keep_names("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*")
 ATTENTION_PARTS = ("norm.*", "attn.qkv.*", "attn.proj.*", "ls.gamma")
 MLP_PARTS = ("norm.*", "mlp.fc1.*", "mlp.fc2.*", "ls.gamma")
 TIMM = replace(
     encoder_names.TIMM,
     table=(
         *OUTSIDE,
-        *make_same_name_entries(*(f"blocks.#.attns.#.{part}" for part in ATTENTION_PARTS)),
-        *make_same_name_entries(*(f"blocks.#.ffns.#.{part}" for part in MLP_PARTS)),
+        *side.keep_names(*(f"blocks.#.attns.#.{part}" for part in ATTENTION_PARTS)),
+        *side.keep_names(*(f"blocks.#.ffns.#.{part}" for part in MLP_PARTS)),
     ),
     markers=(encoder_names.PATCH_KERNEL, "blocks.0.attns.0.norm.weight"),
     supported={"branches": (2,)},
@@ -284,12 +277,12 @@ AUTHORS = side.SourceNames(
     table=(
         *OUTSIDE,
         *(
-            make_entry(f"blocks.#.{theirs.format('1' * number)}", f"blocks.#.{ours.format(number)}")
+            side.make_entry(f"blocks.#.{theirs.format('1' * number)}", f"blocks.#.{ours.format(number)}")
             for theirs, ours in AUTHORS_NAMES.items()
             for number in (0, 1)
         ),
         *(
-            make_entry(f"blocks.#.gamma_{kind}{'_1' * number}", f"blocks.#.{ours}.{number}.ls.gamma")
+            side.make_entry(f"blocks.#.gamma_{kind}{'_1' * number}", f"blocks.#.{ours}.{number}.ls.gamma")
             for kind, ours in ((1, "attns"), (2, "ffns"))
             for number in (0, 1)
         ),

@@ -13,13 +13,6 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -229,22 +222,22 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Patches overlap by half, as in all published models; heads are those of the published model of these widths."""
-    width, channels, patch, _ = get_tensor_shape(shapes, "patch_embed.conv.weight", 4)
-    stages = count_stage_blocks(shapes, r"transformers\.(\d+)\.", r"transformers\.{}\.blocks\.(\d+)\.", first=0)
+    width, channels, patch, _ = side.get_shape(shapes, "patch_embed.conv.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"transformers\.(\d+)\.", r"transformers\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"transformers.{stage}.blocks.0.mlp.fc1.weight" for stage in range(len(stages))]
-    widths = tuple(get_tensor_shape(shapes, name, 2)[1] for name in first)
-    rows, columns = get_tensor_shape(shapes, "pos_embed", 4)[2:]
+    widths = tuple(side.get_shape(shapes, name, 2)[1] for name in first)
+    rows, columns = side.get_shape(shapes, "pos_embed", 4)[2:]
     stride = -(-patch // 2)
     fields = {
         "image_size": ((rows - 1) * stride + patch, (columns - 1) * stride + patch),
         "patch_size": patch,
         "stride": stride,
         "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "stages": stages,
         "widths": widths,
         "mlp_ratio": shapes[first[0]][0] / width,
-        "distilled": get_tensor_shape(shapes, "cls_token", 3)[1] == 2,
+        "distilled": side.get_shape(shapes, "cls_token", 3)[1] == 2,
     }
     published = {each.widths: each.heads for each in SIZES.values()}
     return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
@@ -267,10 +260,10 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
 
 BLOCK_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#")
 NAME_TABLE = (
-    *make_same_name_entries("cls_token", "pos_embed", "patch_embed.conv.*", "norm.*", "head.*", "head_dist.*"),
-    *make_same_name_entries(*(f"transformers.#.blocks.#.{part}.*" for part in BLOCK_PARTS)),
-    *make_same_name_entries("transformers.#.pool.conv.*", "transformers.#.pool.fc.*"),
-    *(make_entry(f"pools.~.{part}.*", f"transformers.#.pool.{part}.*") for part in ("conv", "fc")),  # the authors'
+    *side.keep_names("cls_token", "pos_embed", "patch_embed.conv.*", "norm.*", "head.*", "head_dist.*"),
+    *side.keep_names(*(f"transformers.#.blocks.#.{part}.*" for part in BLOCK_PARTS)),
+    *side.keep_names("transformers.#.pool.conv.*", "transformers.#.pool.fc.*"),
+    *(side.make_entry(f"pools.~.{part}.*", f"transformers.#.pool.{part}.*") for part in ("conv", "fc")),  # the authors'
 )
 SOURCES = (
     side.SourceNames(

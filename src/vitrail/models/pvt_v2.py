@@ -14,14 +14,6 @@ from vitrail.base.errors import CheckpointError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TWO_PARTS,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -213,10 +205,10 @@ ALIASES = {f"PVTv2-B{number}": f"pvt_v2_b{number}" for number in range(6)} | {"P
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Heads are those of the published model of these widths; the first stage's kernel has 2·stride − 1 pixels."""
-    _, channels, kernel, _ = get_tensor_shape(shapes, "patch_embed.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    _, channels, kernel, _ = side.get_shape(shapes, "patch_embed.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0." for stage in range(len(stages))]
-    hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
+    hidden = [side.get_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
     kernels = [shapes.get(f"{name}attn.sr.weight", (0,))[-1] for name in first]
     pooled, widths = set(kernels) == {1}, tuple(shape[1] for shape in hidden)
     halvings = range(len(stages) - 1, -1, -1)  # after each stage; pooled ones do not use their reductions
@@ -224,7 +216,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
         "image_size": (224, 224),
         "stride": (kernel + 1) // 2,
         "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "stages": stages,
         "widths": widths,
         "reductions": tuple(
@@ -282,29 +274,31 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 
 BLOCK, HF_STAGE, HF_BLOCK = "stages.#.blocks.#.", "encoder.layers.#.", "encoder.layers.#.blocks.#."
 HF_TABLE = (
-    make_entry("encoder.layers.0.patch_embedding.proj.*", "patch_embed.proj.*"),
-    make_entry("encoder.layers.0.patch_embedding.layer_norm.*", "patch_embed.norm.*"),
-    make_entry(f"{HF_STAGE}patch_embedding.proj.*", "stages.#.downsample.proj.*"),
-    make_entry(f"{HF_STAGE}patch_embedding.layer_norm.*", "stages.#.downsample.norm.*"),
-    make_entry(f"{HF_STAGE}layer_norm.*", "stages.#.norm.*"),
-    *(make_entry(f"{HF_BLOCK}layer_norm_{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)),
-    make_entry(f"{HF_BLOCK}attention.query.*", f"{BLOCK}attn.q.*"),
-    make_entry([f"{HF_BLOCK}attention.{part}.*" for part in ("key", "value")], f"{BLOCK}attn.kv.*", TWO_PARTS),
-    make_entry(f"{HF_BLOCK}attention.proj.*", f"{BLOCK}attn.proj.*"),
-    make_entry(f"{HF_BLOCK}attention.spatial_reduction.*", f"{BLOCK}attn.sr.*"),
-    make_entry(f"{HF_BLOCK}attention.layer_norm.*", f"{BLOCK}attn.norm.*"),
-    *(make_entry(f"{HF_BLOCK}mlp.dense{n}.*", f"{BLOCK}mlp.fc{n}.*") for n in (1, 2)),
-    make_entry(f"{HF_BLOCK}mlp.dwconv.dwconv.*", f"{BLOCK}mlp.dwconv.*"),
-    make_entry("classifier.*", "head.*"),
+    side.make_entry("encoder.layers.0.patch_embedding.proj.*", "patch_embed.proj.*"),
+    side.make_entry("encoder.layers.0.patch_embedding.layer_norm.*", "patch_embed.norm.*"),
+    side.make_entry(f"{HF_STAGE}patch_embedding.proj.*", "stages.#.downsample.proj.*"),
+    side.make_entry(f"{HF_STAGE}patch_embedding.layer_norm.*", "stages.#.downsample.norm.*"),
+    side.make_entry(f"{HF_STAGE}layer_norm.*", "stages.#.norm.*"),
+    *(side.make_entry(f"{HF_BLOCK}layer_norm_{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)),
+    side.make_entry(f"{HF_BLOCK}attention.query.*", f"{BLOCK}attn.q.*"),
+    side.make_entry(
+        [f"{HF_BLOCK}attention.{part}.*" for part in ("key", "value")], f"{BLOCK}attn.kv.*", side.TWO_PARTS
+    ),
+    side.make_entry(f"{HF_BLOCK}attention.proj.*", f"{BLOCK}attn.proj.*"),
+    side.make_entry(f"{HF_BLOCK}attention.spatial_reduction.*", f"{BLOCK}attn.sr.*"),
+    side.make_entry(f"{HF_BLOCK}attention.layer_norm.*", f"{BLOCK}attn.norm.*"),
+    *(side.make_entry(f"{HF_BLOCK}mlp.dense{n}.*", f"{BLOCK}mlp.fc{n}.*") for n in (1, 2)),
+    side.make_entry(f"{HF_BLOCK}mlp.dwconv.dwconv.*", f"{BLOCK}mlp.dwconv.*"),
+    side.make_entry("classifier.*", "head.*"),
 )
 PARTS = ("norm1", "norm2", "mlp.fc#", "mlp.dwconv", "attn.q", "attn.kv", "attn.proj", "attn.sr", "attn.norm")
 SOURCES = (
     side.SourceNames(
         layout="timm",
         table=(
-            *make_same_name_entries("patch_embed.proj.*", "patch_embed.norm.*", "stages.#.norm.*", "head.*"),
-            *make_same_name_entries("stages.#.downsample.proj.*", "stages.#.downsample.norm.*"),
-            *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in PARTS)),
+            *side.keep_names("patch_embed.proj.*", "patch_embed.norm.*", "stages.#.norm.*", "head.*"),
+            *side.keep_names("stages.#.downsample.proj.*", "stages.#.downsample.norm.*"),
+            *side.keep_names(*(f"{BLOCK}{part}.*" for part in PARTS)),
         ),
         markers=("patch_embed.proj.weight", "stages.0.blocks.0.attn.kv.weight", "stages.0.blocks.0.mlp.dwconv.weight"),
         supported={"stride": (4,)},

@@ -20,14 +20,6 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TensorTransform,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -316,17 +308,17 @@ ALIASES = {
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    blocks = count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.block\.(\d+)\.norm0\.weight", first=0)
+    blocks = side.count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.block\.(\d+)\.norm0\.weight", first=0)
     first = [f"layers.{stage}.block.1." for stage in range(len(blocks))]
-    hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
-    tables = [get_tensor_shape(shapes, f"{name}attn.position_bias.table", 3) for name in first]
+    hidden = [side.get_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
+    tables = [side.get_shape(shapes, f"{name}attn.position_bias.table", 3) for name in first]
     convolutions, window = "patch_embed.proj.0.weight" in shapes, (tables[0][1] + 1) // 2
-    _, channels, pixels, _ = get_tensor_shape(shapes, "cls_token.proj.weight", 4)
+    _, channels, pixels, _ = side.get_shape(shapes, "cls_token.proj.weight", 4)
     fields = {
         "image_size": (224, 224),
         "patch_size": pixels // window,
         "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "window": window,
         "convolutions": convolutions,
         "position_convolution": "layers.0.peg.weight" in shapes,
@@ -351,10 +343,12 @@ def turn_table(table: Tensor, sign: int) -> Tensor:
     return table.roll((shift, shift), (1, 2))
 
 
-OFFSETS = TensorTransform(turn_to_our_table, lambda table, _: [turn_table(table, -1).flatten(1)])
-PER_CHANNEL = TensorTransform(lambda parts: parts[0].flatten(), lambda tensor, _: [tensor[None, :, None, None]])
-TWICE = TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor, tensor])
-PER_CHANNEL_TWICE = TensorTransform(PER_CHANNEL.to_ours, lambda tensor, heads: 2 * PER_CHANNEL.to_theirs(tensor, heads))
+OFFSETS = side.TensorTransform(turn_to_our_table, lambda table, _: [turn_table(table, -1).flatten(1)])
+PER_CHANNEL = side.TensorTransform(lambda parts: parts[0].flatten(), lambda tensor, _: [tensor[None, :, None, None]])
+TWICE = side.TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor, tensor])
+PER_CHANNEL_TWICE = side.TensorTransform(
+    PER_CHANNEL.to_ours, lambda tensor, heads: 2 * PER_CHANNEL.to_theirs(tensor, heads)
+)
 PARTS = ("norm0", "norm1", "norm2", "mlp.fc#", "attn.qkv", "attn.proj")
 
 
@@ -366,12 +360,12 @@ def list_downsample_names(number: int) -> tuple[str, str]:
 AUTHORS = side.SourceNames(
     layout="authors",
     table=(
-        *(make_entry(f"patch_embed.proj.{n}.*", f"patch_embed.proj.{n}.*", PER_CHANNEL) for n in (1, 4)),
-        *make_same_name_entries("patch_embed.proj.#.*", "patch_embed.proj.*", "cls_token.proj.*", "norm.*", "head.*"),
-        *make_same_name_entries(*(f"layers.#.block.#.{part}.*" for part in PARTS), "layers.#.peg.weight"),
-        make_entry("layers.#.block.#.attn.rel_pos", "layers.#.block.#.attn.position_bias.table", OFFSETS),
-        make_entry(list_downsample_names(0), list_downsample_names(0)[0], PER_CHANNEL_TWICE),
-        make_entry(list_downsample_names(2), list_downsample_names(2)[0], TWICE),
+        *(side.make_entry(f"patch_embed.proj.{n}.*", f"patch_embed.proj.{n}.*", PER_CHANNEL) for n in (1, 4)),
+        *side.keep_names("patch_embed.proj.#.*", "patch_embed.proj.*", "cls_token.proj.*", "norm.*", "head.*"),
+        *side.keep_names(*(f"layers.#.block.#.{part}.*" for part in PARTS), "layers.#.peg.weight"),
+        side.make_entry("layers.#.block.#.attn.rel_pos", "layers.#.block.#.attn.position_bias.table", OFFSETS),
+        side.make_entry(list_downsample_names(0), list_downsample_names(0)[0], PER_CHANNEL_TWICE),
+        side.make_entry(list_downsample_names(2), list_downsample_names(2)[0], TWICE),
     ),
     markers=("cls_token.proj.weight", "layers.0.block.1.attn.rel_pos"),
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},

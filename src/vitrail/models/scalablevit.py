@@ -17,12 +17,6 @@ from vitrail.layers.attention import AttentionLayer, attention, merge_heads, spl
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -228,25 +222,25 @@ ALIASES = {f"ScalableViT-{size[0].upper()}": f"scalablevit_{size}" for size in (
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Windows are not in the weights; heads are those of the published model of these widths."""
-    _, channels, kernel, _ = get_tensor_shape(shapes, "patch_embeds.0.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.(\d+)\.", first=0)
+    _, channels, kernel, _ = side.get_shape(shapes, "patch_embeds.0.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.(\d+)\.", first=0)
     numbers = range(len(stages))
-    widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
+    widths = tuple(side.get_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
     keys = [shapes.get(f"stages.{stage}.1.attn.q.weight", (widths[stage],))[0] for stage in numbers]
     fields = {
         "image_size": (224, 224),
         "channels": channels,
-        "classes": count_classes(shapes, "head.3.weight"),
+        "classes": side.count_classes(shapes, "head.3.weight"),
         "stride": (kernel + 1) // 2,
         "stages": stages,
         "widths": widths,
         "windows": (7,) * len(stages),
         "reductions": tuple(shapes.get(f"stages.{stage}.1.attn.reduction.0.weight", (1,))[-1] for stage in numbers),
         "key_ratios": tuple(key / width for key, width in zip(keys, widths, strict=True)),
-        "mlp_ratio": get_tensor_shape(shapes, "stages.0.0.mlp.fc1.weight", 2)[0] / widths[0],
+        "mlp_ratio": side.get_shape(shapes, "stages.0.0.mlp.fc1.weight", 2)[0] / widths[0],
     }
     if "head.0.weight" in shapes:
-        fields["head_width"] = get_tensor_shape(shapes, "head.0.weight", 2)[0]
+        fields["head_width"] = side.get_shape(shapes, "head.0.weight", 2)[0]
     published = {each.widths: each.heads for each in PRESETS.values()}
     return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
 
@@ -255,7 +249,7 @@ WINDOWED = ("attn.qkv", "attn.lim_func", "attn.proj", "norm1", "norm2", "mlp.fc#
 REDUCED = ("attn.q", "attn.k", "attn.v", "attn.kv", "attn.reduction.#", "attn.norm_act.#")
 AUTHORS = side.SourceNames(
     layout="authors",
-    table=make_same_name_entries(
+    table=side.keep_names(
         *("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*", "norm.*", "head.#.*"),
         *(f"stages.#.#.{part}.*" for part in (*WINDOWED, *REDUCED)),
     ),

@@ -18,14 +18,6 @@ from vitrail.layers.attention import SelfAttention, attention, merge_heads, spli
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TensorTransform,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -260,18 +252,18 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Windows follow from the number of their tokens at 224 pixels; heads are those of the published widths."""
-    _, channels, kernel, _ = get_tensor_shape(shapes, "patch_embeds.0.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
+    _, channels, kernel, _ = side.get_shape(shapes, "patch_embeds.0.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
     numbers, stride = range(len(stages)), (kernel + 1) // 2
-    widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
+    widths = tuple(side.get_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
     fields = {
         "image_size": (TRAINED_SIZE, TRAINED_SIZE),
         "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "stride": stride,
         "stages": stages,
         "widths": widths,
-        "mlp_ratio": get_tensor_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
+        "mlp_ratio": side.get_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
     }
     for name, number in (("windows", 0), ("odd_windows", 1)):
         firsts = [f"blocks.{stage}.{min(number, stages[stage] - 1)}." for stage in numbers]
@@ -287,16 +279,16 @@ def unflatten_window_tokens(parts: list[Tensor]) -> Tensor:
     return parts[0].squeeze(2).mT.unflatten(2, (extent, extent))
 
 
-WINDOW_TOKENS = TensorTransform(unflatten_window_tokens, lambda tokens, _: [tokens.flatten(2).mT[:, :, None]])
+WINDOW_TOKENS = side.TensorTransform(unflatten_window_tokens, lambda tokens, _: [tokens.flatten(2).mT[:, :, None]])
 PARTS = ("norm1", "norm2", "mlp.fc#", "attn.proj", "attn.win_tokens_norm")
 AUTHORS = side.SourceNames(
     layout="authors",
     table=(
-        *make_same_name_entries("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
-        *make_same_name_entries(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
-        make_entry("blocks.#.#.win_tokens", "blocks.#.#.win_tokens", WINDOW_TOKENS),
-        make_entry("blocks.#.#.attn.DSA_qkv.*", "blocks.#.#.attn.qkv.*"),
-        make_entry("blocks.#.#.attn.PSA_qk.*", "blocks.#.#.attn.window_qk.*"),
+        *side.keep_names("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
+        *side.keep_names(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
+        side.make_entry("blocks.#.#.win_tokens", "blocks.#.#.win_tokens", WINDOW_TOKENS),
+        side.make_entry("blocks.#.#.attn.DSA_qkv.*", "blocks.#.#.attn.qkv.*"),
+        side.make_entry("blocks.#.#.attn.PSA_qk.*", "blocks.#.#.attn.window_qk.*"),
     ),
     markers=("patch_embeds.0.proj.weight", "blocks.0.0.attn.DSA_qkv.weight"),
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},

@@ -17,13 +17,6 @@ from vitrail.layers.attention import SelfAttention, join_masks
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -169,22 +162,22 @@ ALIASES = {"SL-ViT": "sl_vit_patch4_32", "SL-ViT@64": "sl_vit_patch8_64"}
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    width, row = get_tensor_shape(shapes, "patch_embed.proj.weight", 2)
+    width, row = side.get_shape(shapes, "patch_embed.proj.weight", 2)
     shifted, local = "patch_embed.norm.weight" in shapes, "blocks.0.attn.scale" in shapes
     patch, channels = infer_patch(row // 5 if shifted else row)
-    hidden = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
+    hidden = side.get_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
     fields = {
         "patch_size": patch,
         "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
+        "depth": side.count_numbers(shapes, r"blocks\.(\d+)\."),
         "mlp_width": None if hidden == 2 * width else hidden,
         "shifted_patches": shifted,
         "local_attention": local,
     }
     if local:
-        fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.scale", 1)[0]
+        fields["heads"] = side.get_shape(shapes, "blocks.0.attn.scale", 1)[0]
     return side.InferredConfig(fields=fields, stride=patch, prefix=1)
 
 
@@ -203,23 +196,23 @@ def has_plain_patches(config: side.ConfigFields) -> bool:
 
 LAYER = "transformer.layers.#"
 BODY = (
-    *make_same_name_entries("cls_token"),
-    make_entry("pos_embedding", "pos_embed"),
-    make_entry(f"{LAYER}.0.norm.*", "blocks.#.norm1.*"),
-    make_entry(f"{LAYER}.0.fn.scale", "blocks.#.attn.scale"),
-    make_entry(f"{LAYER}.0.fn.to_qkv.weight", "blocks.#.attn.qkv.weight"),
-    make_entry(f"{LAYER}.0.fn.to_out.0.*", "blocks.#.attn.proj.*"),
-    make_entry(f"{LAYER}.1.norm.*", "blocks.#.norm2.*"),
-    make_entry(f"{LAYER}.1.fn.net.0.*", "blocks.#.mlp.fc1.*"),
-    make_entry(f"{LAYER}.1.fn.net.3.*", "blocks.#.mlp.fc2.*"),
-    make_entry("mlp_head.0.*", "norm.*"),
-    make_entry("mlp_head.1.*", "head.*"),
+    *side.keep_names("cls_token"),
+    side.make_entry("pos_embedding", "pos_embed"),
+    side.make_entry(f"{LAYER}.0.norm.*", "blocks.#.norm1.*"),
+    side.make_entry(f"{LAYER}.0.fn.scale", "blocks.#.attn.scale"),
+    side.make_entry(f"{LAYER}.0.fn.to_qkv.weight", "blocks.#.attn.qkv.weight"),
+    side.make_entry(f"{LAYER}.0.fn.to_out.0.*", "blocks.#.attn.proj.*"),
+    side.make_entry(f"{LAYER}.1.norm.*", "blocks.#.norm2.*"),
+    side.make_entry(f"{LAYER}.1.fn.net.0.*", "blocks.#.mlp.fc1.*"),
+    side.make_entry(f"{LAYER}.1.fn.net.3.*", "blocks.#.mlp.fc2.*"),
+    side.make_entry("mlp_head.0.*", "norm.*"),
+    side.make_entry("mlp_head.1.*", "head.*"),
 )
 SHIFTED = side.SourceNames(
     layout="authors",
     table=(
-        make_entry("to_patch_embedding.merging.1.*", "patch_embed.norm.*"),
-        make_entry("to_patch_embedding.merging.2.*", "patch_embed.proj.*"),
+        side.make_entry("to_patch_embedding.merging.1.*", "patch_embed.norm.*"),
+        side.make_entry("to_patch_embedding.merging.2.*", "patch_embed.proj.*"),
         *BODY,
     ),
     markers=("to_patch_embedding.merging.2.weight",),
@@ -234,7 +227,7 @@ SHIFTED = side.SourceNames(
 )
 PLAIN = replace(
     SHIFTED,
-    table=(make_entry("to_patch_embedding.1.*", "patch_embed.proj.*"), *BODY),
+    table=(side.make_entry("to_patch_embedding.1.*", "patch_embed.proj.*"), *BODY),
     markers=("to_patch_embedding.1.weight", f"{LAYER}.0.fn.to_qkv.weight"),
     accepts=has_plain_patches,
     details={**SHIFTED.details, "kernel": "to_patch_embedding.1.weight"},

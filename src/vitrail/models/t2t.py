@@ -16,18 +16,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import attention
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample, sinusoid
-from vitrail.models.base.checkpoint_side import (
-    CheckpointSide,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    TensorTransform,
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
@@ -225,19 +214,18 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
-    hidden, width = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
-    side = SOFT_SPLITS[0][0]
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
+    hidden, width = side.get_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
     fields = {
-        "channels": get_tensor_shape(shapes, "tokens_to_token.attention1.qkv.weight", 2)[1] // side**2,
-        "classes": count_classes(shapes, "head.weight"),
+        "channels": side.get_shape(shapes, "tokens_to_token.attention1.qkv.weight", 2)[1] // SOFT_SPLITS[0][0] ** 2,
+        "classes": side.count_classes(shapes, "head.weight"),
         "stage": "performer" if "tokens_to_token.attention1.w" in shapes else "transformer",
-        "stage_width": get_tensor_shape(shapes, "tokens_to_token.attention1.proj.weight", 2)[0],
+        "stage_width": side.get_shape(shapes, "tokens_to_token.attention1.proj.weight", 2)[0],
         "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
+        "depth": side.count_numbers(shapes, r"blocks\.(\d+)\."),
         "mlp_width": None if hidden == 3 * width else hidden,
     }
-    return InferredConfig(fields=fields, stride=PATCH_SIZE, prefix=1)
+    return side.InferredConfig(fields=fields, stride=PATCH_SIZE, prefix=1)
 
 
 def swap_keys_and_queries(tensor: Tensor) -> Tensor:
@@ -246,39 +234,39 @@ def swap_keys_and_queries(tensor: Tensor) -> Tensor:
     return torch.cat((second, first, v))
 
 
-KQV_TRANSFORM = TensorTransform(
+KQV_TRANSFORM = side.TensorTransform(
     lambda parts: swap_keys_and_queries(parts[0]), lambda tensor, _: [swap_keys_and_queries(tensor)]
 )
 STAGE = "tokens_to_token.attention#"
-BACKBONE_TABLE = make_same_name_entries(
+BACKBONE_TABLE = side.keep_names(
     *("cls_token", "pos_embed", "tokens_to_token.project.*", f"{STAGE}.norm1.*", f"{STAGE}.norm2.*"),
     *(f"blocks.#.{part}.*" for part in ("norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")),
     *("blocks.#.attn.qkv.weight", "norm.*", "head.*"),
 )
-PERFORMER = SourceNames(
+PERFORMER = side.SourceNames(
     layout="t2t",
     table=(
         *BACKBONE_TABLE,
-        *make_same_name_entries(f"{STAGE}.w", f"{STAGE}.proj.*"),
-        make_entry(f"{STAGE}.kqv.*", f"{STAGE}.qkv.*", KQV_TRANSFORM),
-        make_entry(f"{STAGE}.mlp.0.*", f"{STAGE}.mlp.fc1.*"),
-        make_entry(f"{STAGE}.mlp.2.*", f"{STAGE}.mlp.fc2.*"),
+        *side.keep_names(f"{STAGE}.w", f"{STAGE}.proj.*"),
+        side.make_entry(f"{STAGE}.kqv.*", f"{STAGE}.qkv.*", KQV_TRANSFORM),
+        side.make_entry(f"{STAGE}.mlp.0.*", f"{STAGE}.mlp.fc1.*"),
+        side.make_entry(f"{STAGE}.mlp.2.*", f"{STAGE}.mlp.fc2.*"),
     ),
     markers=("tokens_to_token.project.weight", "tokens_to_token.attention1.w"),
     accepts=lambda config: config["stage"] == "performer",
     assumed={"norm_eps": 1e-5},
 )
-TRANSFORMER = SourceNames(
+TRANSFORMER = side.SourceNames(
     layout="t2t",
     table=(
         *BACKBONE_TABLE,
-        make_entry(f"{STAGE}.attn.qkv.weight", f"{STAGE}.qkv.weight"),
-        make_entry(f"{STAGE}.attn.proj.*", f"{STAGE}.proj.*"),
-        *make_same_name_entries(f"{STAGE}.mlp.fc1.*", f"{STAGE}.mlp.fc2.*"),
+        side.make_entry(f"{STAGE}.attn.qkv.weight", f"{STAGE}.qkv.weight"),
+        side.make_entry(f"{STAGE}.attn.proj.*", f"{STAGE}.proj.*"),
+        *side.keep_names(f"{STAGE}.mlp.fc1.*", f"{STAGE}.mlp.fc2.*"),
     ),
     markers=("tokens_to_token.project.weight",),
     assumed={"norm_eps": 1e-5},
 )
 SOURCES = tuple(replace(each, layout=name) for name in ("t2t", "t2t_by_width") for each in (PERFORMER, TRANSFORMER))
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, mlp_ratio=3)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, mlp_ratio=3)
 FAMILY = Family(name="t2t", config=T2TConfig, build=T2T, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)

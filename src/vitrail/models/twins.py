@@ -14,13 +14,6 @@ from torch import Tensor, nn
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_stage_blocks,
-    describe_stages,
-    find_published_heads,
-    get_tensor_shape,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -149,17 +142,17 @@ ALIASES = {"Twins-SVT-S": "twins_svt_small", "Twins-SVT-B": "twins_svt_base", "T
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Windows are not in the weights; heads are those of the published model of these widths."""
-    _, channels, patch, _ = get_tensor_shape(shapes, "patch_embeds.0.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
+    _, channels, patch, _ = side.get_shape(shapes, "patch_embeds.0.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
     numbers = range(len(stages))
-    widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
-    fields = describe_stages(shapes, channels, stages, widths) | {
+    widths = tuple(side.get_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
+    fields = side.describe_stages(shapes, channels, stages, widths) | {
         "patch_size": patch,
         "windows": (7,) * len(stages),
         "reductions": tuple(shapes.get(f"blocks.{stage}.1.attn.sr.weight", (1,))[-1] for stage in numbers),
-        "mlp_ratio": get_tensor_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
+        "mlp_ratio": side.get_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
     }
-    return side.InferredConfig(fields=fields | find_published_heads(PRESETS, widths))
+    return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -182,8 +175,8 @@ SOURCES = (
     side.SourceNames(  # also of the authors
         layout="timm",
         table=(
-            *make_same_name_entries("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
-            *make_same_name_entries(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
+            *side.keep_names("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
+            *side.keep_names(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
         ),
         markers=("patch_embeds.0.proj.weight", "blocks.0.0.attn.qkv.weight"),
         card=make_timm_card,
