@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, attention, join_masks, merge_heads
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
@@ -151,17 +151,13 @@ class AxialAttention(SelfAttention):
     def table(self) -> Tensor:
         return self.get_parameter("pos_columns" if self.rows else "pos_rows")
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         """q, k, v, and the mask joined with the mask of the rows or columns."""
         grid = check_token_grid(x.shape[1], grid)
         q, k, v, _ = super().project(self.add_positions(x, grid), queries=queries)
         return q, k, v, join_masks(same_line_mask(grid, rows=self.rows, device=x.device)[:queries], mask)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         if mask is not None or queries is not None:
             return super().forward(x, grid, mask, queries)
         grid = check_token_grid(x.shape[1], grid)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, join_masks
+from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
@@ -116,9 +116,7 @@ class OffsetAttention(SelfAttention):
         self.qkv = KeylessBiasLinear(width)
         self.position_bias = position_bias
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, _ = super().project(x)
         if self.position_bias is not None:
             if grid is None or grid[0] * grid[1] != x.shape[1] - 1:

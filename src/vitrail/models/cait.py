@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.layers.attention import Attention, SelfAttention, merge_heads
+from vitrail.layers.attention import Attention, Mask, SelfAttention
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
@@ -119,12 +119,8 @@ class TalkingHeads(SelfAttention):
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         return self.proj_w(scores.softmax(-1))
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
-        weights = F.dropout(self.weigh(q, k, mask), self.dropout, self.training)
-        return self.proj(merge_heads(weights @ v))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        return F.dropout(self.weigh(q, k, mask), self.dropout, self.training) @ v
 
 
 class HeadMix(nn.Linear):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample, sinusoid_1d
 from vitrail.models.base.checkpoint_side import CheckpointSide
@@ -199,9 +199,7 @@ class LocalAttention(SelfAttention):
         for head, (row, column) in zip(self.offsets, NEIGHBOUR_OFFSETS * len(self.offsets), strict=False):
             head.data.copy_(-((rows[:, None] - row) ** 2 + (columns - column) ** 2).clamp(max=8))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, mask = super().project(x, grid, mask, queries)
         h, w = grid or self.grid
         rows, columns = (
@@ -211,13 +209,10 @@ class LocalAttention(SelfAttention):
         by_offset = self.offsets[:, rows[:, None, :, None], columns[:, None, :]].reshape(-1, h * w, h * w)
         return q, k, v, join_masks(by_offset[:, :queries], mask)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)  # (B, H, n, n)
         scores = scores if mask is None else scores + mask.to(scores.dtype)  # a fused kernel takes a third longer
-        return self.proj(merge_heads(scores.softmax(-1) @ v))
+        return scores.softmax(-1) @ v
 
 
 SMALL = CCTConfig(width=128, heads=2, mlp_width=128)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.layers.attention import AttentionLayer, split_heads
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
@@ -261,9 +261,7 @@ class FirstTokenAttention(AttentionLayer):
         self.wq, self.wk, self.wv = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
         self.proj = nn.Linear(width, width)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         del grid, queries  # there is one query, and no positions
         q, k, v = self.wq(x[:, :1]), self.wk(x), self.wv(x)
         return split_heads(q, self.heads), split_heads(k, self.heads), split_heads(v, self.heads), mask

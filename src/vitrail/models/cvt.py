@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.layers.attention import split_heads
+from vitrail.layers.attention import Mask, Projected, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
@@ -204,9 +204,7 @@ class ConvProjectedAttention(TwoGridAttention):
     def reduce_grid(self, grid: Grid) -> ReducedGrid:
         return ReducedGrid(queries=grid, keys=halve_grid(grid))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         prefix, patches = x.tensor_split([x.shape[1] - grid[0] * grid[1]], dim=1)
         image = unflatten_map(patches, grid)

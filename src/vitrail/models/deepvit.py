@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention_weights, merge_heads
+from vitrail.layers.attention import Mask, SelfAttention, attention_weights, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
@@ -156,9 +156,7 @@ class ReAttention(SelfAttention):
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         return self.mix(attention_weights(q, k, mask).to(self.reatten_matrix.weight.dtype))
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         # in training, the statistics of a map are those of all its rows
         q, k, v, mask = self.project(x, grid, mask, None if self.training else queries)
         maps = self.mix(F.dropout(attention_weights(q, k, mask), self.dropout, self.training))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention
+from vitrail.layers.attention import Mask, Projected, SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import SwiGlu
 from vitrail.layers.positions import Grid, resample, rotate
@@ -141,9 +141,7 @@ class RotaryAttention(SelfAttention):
         if qv_bias:
             self.qkv = KeylessBiasLinear(width)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, _ = super().project(x)
         if self.rotation is not None:
             if grid is None or grid[0] * grid[1] > x.shape[1]:

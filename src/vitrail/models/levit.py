@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.layers.attention import AttentionLayer, merge_heads, split_heads
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
@@ -221,13 +221,16 @@ def resample_distances(table: Tensor, grid: Grid) -> Tensor:
     return offsets[:, grid[0] - 1 :, grid[1] - 1 :]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√K + bias)·v; torch's fused kernel is slower for values wider than keys: (B, H, Nq, V)."""
-    scores = q / sqrt(q.shape[-1]) @ k.transpose(-2, -1)
-    return (scores + bias.to(scores.dtype)).softmax(-1) @ v
+class UnfusedAttention(AttentionLayer):
+    """Attention without torch's fused kernel, which is slower for values wider than keys."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        assert mask is not None, "all scores have a bias"
+        scores = q / sqrt(q.shape[-1]) @ k.transpose(-2, -1)
+        return (scores + mask.to(scores.dtype)).softmax(-1) @ v
 
 
-class DistanceAttention(AttentionLayer):
+class DistanceAttention(UnfusedAttention):
     """Self-attention with a bias by distance, and a Hardswish before the projection: (B, n, D) → (B, n, D)."""
 
     def __init__(self, width: int, heads: int, key_width: int, grid: Grid) -> None:
@@ -238,22 +241,15 @@ class DistanceAttention(AttentionLayer):
         self.proj = make_projection(heads * VALUE_RATIO * key_width, width)
         self.attention_biases = nn.Parameter(torch.empty(heads, *grid))  # by distance in rows and columns
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert mask is None
         assert queries is None, "there are no prefix tokens to compute alone"
         q, k, v = split_heads(self.qkv(x), self.heads).split(self.shares, dim=-1)
         return q, k, v, look_up_distances(self.attention_biases, grid)[None]
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        return self.proj(merge_heads(attend(*self.project(x, grid, mask, queries))))
 
-
-class SubsamplingAttention(TwoGridAttention):
+class SubsamplingAttention(UnfusedAttention, TwoGridAttention):
     """Every second token of every second row attends to all: (B, n, D) → (B, n/4, D')."""
 
     def __init__(self, width: int, out_width: int, key_width: int, grid: Grid) -> None:
@@ -268,20 +264,13 @@ class SubsamplingAttention(TwoGridAttention):
     def reduce_grid(self, grid: Grid) -> ReducedGrid:
         return ReducedGrid(queries=halve_grid(grid), keys=grid)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert mask is None
         assert queries is None, "there are no prefix tokens to compute alone"
         q = self.q["ln"](x.unflatten(1, grid)[:, ::2, ::2].flatten(1, 2))
         k, v = split_heads(self.kv(x), self.heads).split(self.shares, dim=-1)
         return split_heads(q, self.heads), k, v, look_up_distances(self.attention_biases, grid, 2)[None]
-
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        return self.proj(merge_heads(attend(*self.project(x, grid, mask, queries))))
 
 
 def make_projection(width: int, out_width: int) -> nn.Sequential:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, attention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
@@ -129,9 +129,7 @@ class MemoryAttention(SelfAttention):
         self.memory = memory
         self.proj = MemoryDroppingLinear(width, memory)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         assert mask is None, "the mask of the task token is its own"
         assert queries is None, "the class token and the task token are computed apart"
         old, task = split_task(x, self.memory)
@@ -142,9 +140,7 @@ class MemoryAttention(SelfAttention):
         y_task = merge_heads(attention(q, k, v))
         return self.proj(torch.cat([y[:, :1], y_task, torch.zeros_like(memory), y[:, 1:]], dim=1))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         """q, k and v of all tokens and memory, with a mask, for maps: `forward` computes the old tokens apart."""
         assert mask is None, "the mask of the task token is its own"
         q, k, v, _ = super().project(x, grid, queries=queries)

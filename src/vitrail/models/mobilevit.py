@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import AttentionLayer, SelfAttention
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, SelfAttention
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
@@ -214,14 +214,10 @@ class SequenceAttention(WindowAttention):
     def cut(self, grid: Grid) -> Windows:
         return cut_into_sequences(grid)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         return SelfAttention.project(self, x, grid, mask, queries)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         return AttentionLayer.forward(self, x, grid, mask, queries)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError
-from vitrail.layers.attention import attention
+from vitrail.layers.attention import Mask
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
@@ -169,15 +169,10 @@ class BlockAttention(WindowAttention):
     def cut(self, grid: Grid) -> Windows:
         return Windows(grid, (grid[0] // self.per_side, grid[1] // self.per_side))
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
+        y = self.attend(*self.project(x, grid, mask, queries))  # (B·W, H, m, K)
+        y = y.permute(0, 2, 3, 1).flatten(2)  # in `proj`, the heads of a channel are neighbors, as in the authors' code
         assert grid is not None
-        y = attention(q, k, v, mask, self.dropout if self.training else 0.0)  # (B·W, H, m, K)
-        y = y.permute(0, 2, 3, 1).flatten(
-            2
-        )  # in `proj`, the heads of a channel are neighbours, as in the authors' code
         return self.cut(grid).join(self.proj(y))
 
 

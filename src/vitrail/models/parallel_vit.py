@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.layers.attention import AttentionLayer, SelfAttention
+from vitrail.layers.attention import AttentionLayer, Mask, SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
@@ -206,9 +206,7 @@ class ParallelAttention(AttentionLayer):
         q, k, v = (torch.cat(part, dim=1) for part in parts)  # (B, R·H, N, K)
         return q, k, v, mask
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         outputs = super().forward(x, grid, mask, queries).chunk(len(self.branches), dim=-1)  # R of (B, N, D)
         return reduce(torch.add, [branch(part) for branch, part in zip(self.branches, outputs, strict=True)])
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
@@ -270,9 +270,7 @@ class RegionAttention(WindowAttention):
         q, k, v, _ = SelfAttention.project(self, regions)
         return self.proj(merge_heads(self.mixing(q, k, v)))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert queries is None, "the last block computes all tokens"
         q, k, v, _ = SelfAttention.project(self, self.cut(grid).split(x))

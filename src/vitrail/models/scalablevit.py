@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import AttentionLayer, attention, merge_heads, split_heads
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, merge_heads, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
@@ -160,13 +160,11 @@ class ConnectedWindowAttention(MaskedWindowAttention):
         super().__init__(width, heads, window, dropout=dropout)
         self.lim_func = nn.Conv2d(width, width, 3, padding=1, groups=width)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         q, k, v, mask = self.project(x, grid, mask, queries)
         assert grid is not None
         windows = self.cut(grid)
-        y = windows.join(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+        y = windows.join(merge_heads(self.attend(q, k, v, mask)))
         values = unflatten_map(windows.join(merge_heads(v)), grid)
         return self.proj(y + flatten_map(self.lim_func(values)))
 
@@ -190,9 +188,7 @@ class ScaledKeyAttention(ReducedAttention):
         self.reduce_grid(grid)
         return self.norm_act(flatten_map(self.reduction(unflatten_map(x, grid))))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert queries is None, "there are no prefix tokens to compute alone"
         fewer = self.reduce(x, grid)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, merge_heads, split_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, merge_heads, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
@@ -183,11 +183,8 @@ class DepthwiseAttention(WindowAttention):
     def cut(self, grid: Grid) -> Windows:
         return Windows(grid, grid)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
-        return self.proj(x + merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
+        return self.proj(x + merge_heads(self.attend(*self.project(x, grid, mask, queries))))
 
 
 class SeparableAttention(WindowAttention):
@@ -202,22 +199,17 @@ class SeparableAttention(WindowAttention):
     def cut(self, grid: Grid) -> TokenWindows:
         return TokenWindows(grid, (min(self.window[0], grid[0]), min(self.window[1], grid[1])))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         """q, k, v within the windows: (B·W, H, 1 + m, K)."""
         assert grid is not None
         assert mask is None, "windows have no masks"
         assert queries is None, "windows have no prefix tokens to compute alone"
         return SelfAttention.project(self, self.cut(grid).split(x))
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
+        inside = self.attend(*self.project(x, grid, mask, queries))
         assert grid is not None
         windows = self.cut(grid)
-        inside = attention(q, k, v, mask, self.dropout if self.training else 0.0)
         y = windows.split(x) + merge_heads(inside)  # (B·W, 1 + m, D)
         count, size = math.prod(windows.counts), math.prod(windows.size)
         tokens, places = y[:, 0].unflatten(0, (-1, count)), y[:, 1:]

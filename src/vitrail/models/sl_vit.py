@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError
-from vitrail.layers.attention import SelfAttention, join_masks
+from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
@@ -143,9 +143,7 @@ class LocalitySelfAttention(SelfAttention):
         self.head_width = width // heads
         self.scale = nn.Parameter(torch.empty(heads))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, mask = super().project(x, grid, mask, queries)
         q = q * (self.scale * math.sqrt(self.head_width))[:, None, None]  # the scores are divided by √K later
         others = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)[:queries]  # (Nq, N)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.layers.attention import Mask, Projected
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
@@ -206,9 +207,7 @@ class CosineAttention(WindowAttention):
         self.qkv = KeylessBiasLinear(width)
         self.logit_scale = nn.Parameter(torch.empty(heads, 1, 1))  # its logarithm
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, mask = super().project(x, grid, mask, queries)
         scale = self.logit_scale.clamp(max=math.log(100)).exp() * math.sqrt(q.shape[-1])  # attention divides by √K
         return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1), v, mask
