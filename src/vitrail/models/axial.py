@@ -4,7 +4,7 @@ B batch, n = h·w tokens, D width, H heads, K width of a head. No class token: i
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,28 +17,16 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, make_head, scale_rate, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
-class AxialConfig(DropRates):
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
-    width: int = 768  # channels of a token
+class AxialConfig(EncoderConfig):
     depth: int = 9  # blocks; each has 4/3 of a ViT's weights, so 9 have as many as a ViT's 12
-    heads: int = 12  # attention heads, each width / heads wide
-    mlp_width: int | None = None  # default: 4·width
-    norm_eps: float = 1e-6
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
 class Axial(ImageModel):
@@ -51,9 +39,7 @@ class Axial(ImageModel):
     def __init__(self, config: AxialConfig) -> None:
         super().__init__(config)
         width, patch = config.width, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("mean", "head"),) if config.classes else ()
+        self.declare_level(patch)
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(

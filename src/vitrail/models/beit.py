@@ -18,13 +18,19 @@ from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_scaled_layers
 from vitrail.models.names import encoder_names, hf_names
 from vitrail.models.parts.attention import KeylessBiasLinear
-from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import (
+    EncoderConfig,
+    make_encoder_blocks,
+    make_head,
+    prepend_tokens,
+    zero_head,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +38,6 @@ class BeitConfig(EncoderConfig):
     layer_scale: float | None = 1e-5  # the factor that a block's branches start with; none: no factor
     shared_bias: bool = False  # one table of biases for all blocks, as in pre-training; false: one per block
     pool: Literal["mean_norm", "class"] = "mean_norm"  # mean_norm: the final norm after the mean of the patches
-    norm_eps: float = 1e-6  # transformers: 1e-12
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
 class Beit(ImageModel):
@@ -51,8 +52,7 @@ class Beit(ImageModel):
     def __init__(self, config: BeitConfig) -> None:
         super().__init__(config)
         width, eps, patch = config.width, config.norm_eps, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.declare_level(patch)
         mean = config.pool == "mean_norm"
         self.classifier_tokens = () if mean else ("class",)
         self.classifiers = (("mean" if mean else "class", "head"),) if config.classes else ()
@@ -60,15 +60,7 @@ class Beit(ImageModel):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_drop = nn.Dropout(config.dropout)
         self.rel_pos_bias = ClassOffsetBias(config.heads, self.grid) if config.shared_bias else None
-        self.blocks = make_blocks(
-            config.depth,
-            width,
-            config.heads,
-            config.mlp_width or 4 * width,
-            norm_eps=eps,
-            rates=(config.dropout, config.attention_dropout, config.stochastic_depth),
-            layer_scale=config.layer_scale,
-        )
+        self.blocks = make_encoder_blocks(config, config.mlp_width or 4 * width, layer_scale=config.layer_scale)
         for block in self.blocks:
             bias = None if config.shared_bias else ClassOffsetBias(config.heads, self.grid)
             block.attn = OffsetAttention(width, config.heads, bias, dropout=config.attention_dropout)

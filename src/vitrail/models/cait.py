@@ -15,15 +15,14 @@ from vitrail.layers.attention import Attention, Mask, SelfAttention
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
-from vitrail.layers.positions import Grid, resample
+from vitrail.layers.positions import Grid
 from vitrail.layers.residual import LayerScale
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import RATE, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import RATE, pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
 from vitrail.models.names import encoder_names
-from vitrail.models.parts.encoder import EncoderConfig, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +32,10 @@ class CaiTConfig(EncoderConfig):  # all rates of what is dropped: only in the bl
     class_depth: int = 2  # blocks after them, in which the class token attends to the patches
     heads: int = 8  # attention heads, each width / heads wide
     layer_scale: float = 1e-5  # the factor that a block's branches start with
-    norm_eps: float = 1e-6
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
-class CaiT(ImageModel):
+class CaiT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: CaiTConfig
@@ -52,11 +46,9 @@ class CaiT(ImageModel):
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
         patch = pair(config.patch_size)
-        (level,) = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.declare_level(patch)
         class_blocks = (f"blocks_token_only.{layer}" for layer in range(config.class_depth))
-        self.levels = (replace(level, blocks=(*level.blocks, *class_blocks)),)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.levels = (replace(self.levels[0], blocks=(*self.levels[0].blocks, *class_blocks)),)
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width))
@@ -90,9 +82,6 @@ class CaiT(ImageModel):
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         return self.pos_drop(patches + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         for block in self.blocks:

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.block import Block
-from vitrail.layers.positions import Grid, resample, sinusoid_1d
+from vitrail.layers.positions import Grid, sinusoid_1d
 from vitrail.models.base.checkpoint_side import CheckpointSide
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.encoder import make_blocks, make_head, zero_head
+from vitrail.models.parts.encoder import PatchEncoder, make_encoder_blocks, make_head, zero_head
 
 NEIGHBOUR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
 
@@ -69,7 +68,7 @@ class CCTConfig:
         return (side, side)
 
 
-class CCT(ImageModel):
+class CCT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
     config: CCTConfig
@@ -80,8 +79,7 @@ class CCT(ImageModel):
     def __init__(self, config: CCTConfig) -> None:
         super().__init__(config)
         width, mlp_width = config.width, config.mlp_width or 2 * config.width
-        self.levels = make_single_level(pair(config.image_size), config.patch, width, config.depth)
-        self.sizes = make_patch_sizes(config.patch, dynamic=config.dynamic)
+        self.declare_level(config.patch)
         self.classifiers = (("map", "head"),) if config.classes else ()
         if config.neighbours:
             self.no_dropping_reason = "its attention needs the offset between any two tokens"
@@ -90,11 +88,8 @@ class CCT(ImageModel):
         self.patch_embed = Tokenizer(widths, config.kernel, config.stride, pools, batch_norm=config.batch_norm)
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width), config.learned_positions)
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
         kind, eps, bias = PublishedBlock if config.published else Block, config.norm_eps, not config.published
-        self.blocks = make_blocks(
-            config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, kind=kind, qkv_bias=bias
-        )
+        self.blocks = make_encoder_blocks(config, mlp_width, kind=kind, qkv_bias=bias)
         if config.neighbours:
             for block in self.blocks:
                 block.attn = LocalAttention(width, config.heads, self.grid, bias=bias)
@@ -118,12 +113,6 @@ class CCT(ImageModel):
         else:
             self.pos_embed.copy_(sinusoid_1d(self.grid, self.config.width))
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(patches + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the pooled `tokens`: (B, n, D) → (B, classes)."""

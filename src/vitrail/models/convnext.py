@@ -23,8 +23,8 @@ from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small
 from vitrail.models.names.hf_names import make_hf_heading
-from vitrail.models.parts.encoder import make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import ConvNet, check_stages
+from vitrail.models.parts.encoder import make_head, zero_head
+from vitrail.models.parts.stages import ConvNet, check_stages, list_stage_rates
 
 NORM_EPS, KERNEL = 1e-6, 7
 
@@ -43,7 +43,7 @@ class ConvNeXtConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths)
+        check_stages(self)
         check_size(pair(self.image_size), self.last_stride)
 
     @property
@@ -73,15 +73,13 @@ class ConvNeXt(ConvNet):
         self.classifiers = (("mean", "head.fc"),) if config.classes else ()
         first, patch = config.widths[0], config.patch_size
         self.stem = nn.Sequential(nn.Conv2d(config.channels, first, patch, patch), ChannelNorm(first))
-        self.stages, count = nn.ModuleList(), 0
+        self.stages, depth_rates = nn.ModuleList(), list_stage_rates(config.stochastic_depth, config.stages)
         self.stage_names = [f"stages.{stage}" for stage in range(len(config.stages))]
-        for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-            rates = [scale_rate(config.stochastic_depth, count + n, sum(config.stages)) for n in range(depth)]
+        for stage, (width, rates) in enumerate(zip(config.widths, depth_rates, strict=True)):
             parts = OrderedDict[str, nn.Module]()
             parts["downsample"] = halve_resolution(config.widths[stage - 1], width) if stage else nn.Identity()
             parts["blocks"] = nn.Sequential(*(ConvNeXtBlock(width, config.layer_scale, rate) for rate in rates))
             self.stages.append(nn.Sequential(parts))
-            count += depth
         norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
         self.head = nn.ModuleDict({"norm": norm, "fc": make_head(config.widths[-1], config.classes)})
         self.init_weights()

@@ -17,12 +17,19 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_used, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_used, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small_linear
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    flatten_map,
+    list_stage_rates,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import MaskedWindowAttention, Windows, check_windows, look_up_offsets
 
 NORM_EPS = 1e-5
@@ -47,10 +54,8 @@ class CrossFormerConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "windows": self.windows, "intervals": self.intervals}
-        check_stages(self.stages, widths=self.widths, **parts)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "windows", "intervals")
+        for width in self.widths:
             if width < BIAS_RATIO:
                 raise ConfigError(f"a width of {width}; expected {BIAS_RATIO} or more, for the MLP of the biases")
         check_used("cooling", self.cooling, False, used=max(self.stages) > 3, users="a stage of more than 3 blocks")
@@ -118,14 +123,8 @@ class CrossFormer(StagedModel):
 
 
 def make_levels(config: CrossFormerConfig) -> tuple[Level, ...]:
-    return make_stage_levels(
-        config.image_size,
-        config.kernels[0],
-        config.widths,
-        config.stages,
-        "layers.{}.blocks.{}",
-        config.merge_kernels[0],
-    )
+    first, factor, name = config.kernels[0], config.merge_kernels[0], "layers.{}.blocks.{}"
+    return make_stage_levels(config.image_size, first, config.widths, config.stages, name, factor)
 
 
 class CrossFormerStage(nn.Module):
@@ -133,17 +132,15 @@ class CrossFormerStage(nn.Module):
 
     def __init__(self, config: CrossFormerConfig, stage: int) -> None:
         super().__init__()
-        width, heads, depth = config.widths[stage], config.heads[stage], config.stages[stage]
-        before, last = sum(config.stages[:stage]), stage + 1 == len(config.stages)
-        self.blocks = nn.ModuleList()
-        for number in range(depth):
-            cooled = config.cooling and number % 3 == 2 and number < depth - 1
-            kind = CoolingBlock if cooled else Block
-            hidden = round(config.mlp_ratio * width)
-            depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
-            block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
-            interval, rate = config.intervals[stage] if number % 2 else 1, config.attention_dropout
-            block.attn = GroupAttention(width, heads, config.windows[stage], interval, dropout=rate)
+        width, heads, dropout = config.widths[stage], config.heads[stage], config.dropout
+        self.blocks, last = nn.ModuleList(), stage + 1 == len(config.stages)
+        rates = list_stage_rates(config.stochastic_depth, config.stages)[stage]
+        for number, rate in enumerate(rates):
+            cooled = config.cooling and number % 3 == 2 and number < len(rates) - 1
+            kind, hidden = CoolingBlock if cooled else Block, round(config.mlp_ratio * width)
+            block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=dropout, stochastic_depth=rate)
+            window, interval = config.windows[stage], config.intervals[stage] if number % 2 else 1
+            block.attn = GroupAttention(width, heads, window, interval, dropout=config.attention_dropout)
             self.blocks.append(block)
         self.downsample = None if last else CrossScaleMerge(width, config.widths[stage + 1], config.merge_kernels)
 
@@ -282,14 +279,10 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     hidden = [side.get_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
     cooling = any(name.endswith("ex_ln.weight") for name in shapes)
     published = PRESETS[f"crossformer_{'pp_base_patch4_group_const' if cooling else 'base_patch4_group7'}_224"]
-    fields = {
-        "image_size": (224, 224),
-        "channels": side.get_shape(shapes, "patch_embed.projs.0.weight", 4)[1],
-        "classes": side.count_classes(shapes, "head.weight"),
+    channels = side.get_shape(shapes, "patch_embed.projs.0.weight", 4)[1]
+    fields = side.describe_stages(shapes, channels, stages, tuple(shape[1] for shape in hidden)) | {
         "kernels": list_kernels(shapes, "patch_embed.projs"),
         "merge_kernels": list_kernels(shapes, "layers.0.downsample.reductions") or published.merge_kernels,
-        "stages": stages,
-        "widths": tuple(shape[1] for shape in hidden),
         "heads": tuple(side.get_shape(shapes, f"{name}attn.position_bias.pos3.2.weight", 2)[0] for name in first),
         "windows": published.windows[: len(stages)],
         "intervals": published.intervals[: len(stages)],

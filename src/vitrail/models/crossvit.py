@@ -338,8 +338,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
         "channels": side.get_shape(shapes, kernels[0], 4)[1],
         "classes": side.count_classes(shapes, "head.0.weight"),
     }
-    published = {each.widths: each.heads for each in SIZES.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(SIZES, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:

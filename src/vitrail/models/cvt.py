@@ -16,13 +16,20 @@ from vitrail.layers.attention import Mask, Projected, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.parts.attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.convolutions import ConvEmbed
 from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, scale_rate, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
+from vitrail.models.parts.stages import (
+    check_stages,
+    flatten_map,
+    halve_grid,
+    make_halved_levels,
+    name_blocks,
+    unflatten_map,
+)
 
 NORM_EPS = 1e-5
 
@@ -43,9 +50,7 @@ class CvTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self)
         count_tokens(pair(self.image_size), self.stride)
 
 
@@ -64,12 +69,8 @@ def count_tokens(image: Grid, stride: int) -> Grid:
 
 
 def make_levels(config: CvTConfig) -> tuple[Level, ...]:
-    grid, levels = count_tokens(pair(config.image_size), config.stride), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        blocks = tuple(f"stage{stage}.blocks.{number}" for number in range(depth))
-        levels.append(Level(grid=grid, stride=pair(config.stride * 2**stage), width=width, blocks=blocks))
-        grid = halve_grid(grid)
-    return tuple(levels)
+    grid, blocks = count_tokens(pair(config.image_size), config.stride), name_blocks(config.stages, "stage{}.blocks.{}")
+    return make_halved_levels(grid, pair(config.stride), config.widths, blocks)
 
 
 class CvT(ImageModel):

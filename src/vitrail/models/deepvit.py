@@ -5,7 +5,7 @@ batch norm. B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K wid
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,44 +16,36 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import Mask, SelfAttention, attention_weights, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.positions import Grid, resample
+from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
 from vitrail.models.names import encoder_names
-from vitrail.models.parts.encoder import DropRates, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_encoder_blocks, make_head, zero_head
 
 STEM_WIDTH = 64  # channels of the convolutional stem, the same in every size
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepViTConfig(DropRates):
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
+class DeepViTConfig(EncoderConfig):
     stem: Literal["patches", "convolutions"] = "patches"
     width: int = 384  # channels of a token
     depth: int = 16  # blocks
     reattending: int | None = None  # blocks with re-attention, the last ones; default: all
     scaled_maps: bool = False  # whether the mixed maps are multiplied by 1/√K too
     branch_scale: float = 1.0  # norms read the tokens times this, and branches are divided by it
-    heads: int = 12  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 3·width
-    norm_eps: float = 1e-6
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_patch_config(self)
+        super().__post_init__()
         if self.reattending is not None and self.reattending > self.depth:
             raise ConfigError(f"{self.reattending} reattending of {self.depth} blocks; expected at most {self.depth}")
         if self.stem == "convolutions" and any(side % 2 for side in pair(self.patch_size)):
             raise ConfigError(f"patch_size {self.patch_size}; expected even numbers, since the first stride is 2")
 
 
-class DeepViT(ImageModel):
+class DeepViT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: DeepViTConfig
@@ -62,9 +54,7 @@ class DeepViT(ImageModel):
     def __init__(self, config: DeepViTConfig) -> None:
         super().__init__(config)
         width, patch, eps = config.width, pair(config.patch_size), config.norm_eps
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.declare_level(patch)
         if config.stem == "convolutions":
             self.first_filters = "patch_embed.conv1.weight"
             self.no_masking_reason = "the convolutions of its stem mix patches before they become tokens"
@@ -75,11 +65,7 @@ class DeepViT(ImageModel):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
-        hidden = config.mlp_width or 3 * width
-        self.blocks = make_blocks(
-            config.depth, width, config.heads, hidden, norm_eps=eps, rates=rates, kind=ScaledBlock
-        )
+        self.blocks = make_encoder_blocks(config, config.mlp_width or 3 * width, kind=ScaledBlock)
         first = config.depth - (config.reattending or config.depth)
         blocks: list[Any] = list(self.blocks)
         for number, block in enumerate(blocks):
@@ -101,12 +87,6 @@ class DeepViT(ImageModel):
             elif isinstance(module, ReAttention):
                 module.reatten_matrix.reset_parameters()
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
 
 class ConvStem(nn.Module):

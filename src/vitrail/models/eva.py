@@ -19,14 +19,20 @@ from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import SwiGlu
 from vitrail.layers.positions import Grid, resample, rotate
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, pair
+from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_scaled_layers
 from vitrail.models.names import encoder_names
 from vitrail.models.names.hf_names import make_hf_card
 from vitrail.models.parts.attention import QV_IN_QKV, KeylessBiasLinear
-from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import (
+    EncoderConfig,
+    make_encoder_blocks,
+    make_head,
+    prepend_tokens,
+    zero_head,
+)
 
 INDEXED_GRID = 16  # rows and columns of EVA-02 in pre-training, which places of other grids are scaled to
 
@@ -43,10 +49,9 @@ class EvaConfig(EncoderConfig):
     positions: Literal["none", "learned"] = "none"  # learned: a table is added too
     pool: Literal["class", "mean", "mean_norm"] = "mean"  # mean_norm: the final norm after the mean of the patches
     norm_eps: float = 1e-5  # EVA-02: 1e-6
-    dynamic: bool = False  # accept any multiple of the patch size at run time; a table is resampled
 
     def __post_init__(self) -> None:
-        check_patch_config(self)
+        super().__post_init__()
         if self.mlp_norm and self.activation != "swiglu":
             raise ConfigError(f"mlp_norm with activation {self.activation!r}; expected activation='swiglu'")
         if self.rotary != "none" and self.width % (4 * self.heads):
@@ -64,8 +69,7 @@ class Eva(ImageModel):
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
         patch = pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.declare_level(patch)
         self.prefix_tokens = ("class", *(f"register{number}" for number in range(config.registers)))
         self.classifier_tokens = ("class",) if config.pool == "class" else ()
         self.classifiers = ((config.pool.removesuffix("_norm"), "head"),) if config.classes else ()
@@ -77,15 +81,8 @@ class Eva(ImageModel):
         rows = self.prefix + math.prod(self.grid)
         self.pos_embed = nn.Parameter(torch.empty(1, rows, width)) if config.positions == "learned" else None
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(
-            config.depth,
-            width,
-            config.heads,
-            mlp_width,
-            norm_eps=eps,
-            rates=(config.dropout, config.attention_dropout, config.stochastic_depth),
-            activation=config.activation,
-            layer_scale=config.layer_scale,
+        self.blocks = make_encoder_blocks(
+            config, mlp_width, activation=config.activation, layer_scale=config.layer_scale
         )
         for block in self.blocks:
             rotation = None if config.rotary == "none" else Rotation(width // config.heads, config.rotary)

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import attention, causal_mask, merge_heads
-from vitrail.layers.positions import Grid, resample
+from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.contract import make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
-from vitrail.models.parts.encoder import make_head
+from vitrail.models.parts.encoder import PatchEncoder, make_head
 from vitrail.models.text.decoder import KeyValues
 
 NORM_EPS = 1e-5
@@ -52,7 +52,7 @@ class IGPTConfig:
         return self.feature_layer or max(self.depth // 2, 1)
 
 
-class IGPT(ImageModel):
+class IGPT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the features (B, D). `colour_logits` predicts the pixels.
 
     Images are in [−1, 1], as the palette (mean and std 0.5). With a head, the layers above the features are frozen.
@@ -137,9 +137,6 @@ class IGPT(ImageModel):
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         return patches + self.tables(grid)
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002
         """The blocks before the features: (B, n, D) → (B, n, D)."""

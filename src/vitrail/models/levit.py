@@ -25,7 +25,14 @@ from vitrail.models.base.contract import Level, make_patch_sizes
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.parts.attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.encoder import zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, halve_grid
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    flatten_map,
+    halve_grid,
+    make_halved_levels,
+    name_blocks,
+)
 from vitrail.models.parts.windows import mirror_offsets, remember_tensor
 
 VALUE_RATIO, DOWNSAMPLE_VALUE_RATIO = 2, 4  # width of a head's values, in widths of its keys
@@ -49,7 +56,7 @@ class LeViTConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
+        check_stages(self, divided=False)
         stride = 2**self.convolutions
         check_grid(pair(self.image_size), (stride, stride))
         if self.widths[0] % (stride // 2):
@@ -134,14 +141,9 @@ class LeViT(StagedModel):
 
 def make_levels(config: LeViTConfig) -> tuple[Level, ...]:
     """What halves the grid before a stage attends, too, and is the stage's first block."""
-    stride, levels = 2**config.convolutions, list[Level]()
-    grid = check_grid(pair(config.image_size), (stride, stride))
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        blocks = tuple(f"stages.{stage}.blocks.{number}" for number in range(depth))
-        blocks = (f"stages.{stage}.downsample", *blocks) if stage else blocks
-        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
-        grid, stride = halve_grid(grid), 2 * stride
-    return tuple(levels)
+    stride, (first, *later) = pair(2**config.convolutions), name_blocks(config.stages, "stages.{}.blocks.{}")
+    blocks = [first, *([f"stages.{stage}.downsample", *names] for stage, names in enumerate(later, start=1))]
+    return make_halved_levels(check_grid(pair(config.image_size), stride), stride, config.widths, blocks)
 
 
 def make_stem(channels: int, width: int, convolutions: int) -> nn.Sequential:

@@ -18,12 +18,19 @@ from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.parts.convolutions import ConvSame
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    check_stages,
+    flatten_map,
+    list_stage_rates,
+    make_halved_levels,
+    name_blocks,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import OFFSETS_BY_QUERY, OffsetBias, WindowAttention, Windows
 
 NORM_EPS, BATCH_NORM_EPS = 1e-5, 1e-3
@@ -47,9 +54,7 @@ class MaxViTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self)
         image, stride = pair(self.image_size), self.stem_stride * 2 ** len(self.stages)
         last = check_grid(image, (stride, stride))
         if self.window is not None and (last[0] % self.window or last[1] % self.window):
@@ -63,14 +68,12 @@ class MaxViTConfig(DropRates):
 
 def make_levels(config: MaxViTConfig) -> tuple[Level, ...]:
     """Each block is declared as its two attentions; the convolution before them belongs to the first."""
-    (rows, columns), levels = pair(config.image_size), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        stride = config.stem_stride * 2 ** (stage + 1)
-        parts = [(number, part) for number in range(depth) for part in ("attn_block", "attn_grid")]
-        blocks = tuple(f"stages.{stage}.blocks.{number}.{part}" for number, part in parts)
-        grid = (rows // stride, columns // stride)
-        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
-    return tuple(levels)
+    (rows, columns), stride = pair(config.image_size), 2 * config.stem_stride
+    blocks = [
+        [f"{name}.{part}" for name in names for part in ("attn_block", "attn_grid")]
+        for names in name_blocks(config.stages, "stages.{}.blocks.{}")
+    ]
+    return make_halved_levels((rows // stride, columns // stride), (stride, stride), config.widths, blocks)
 
 
 class MaxViT(ImageModel):
@@ -91,20 +94,14 @@ class MaxViT(ImageModel):
         self.sizes = ImageSizes(multiple=multiple, minimum=multiple) if config.dynamic else ImageSizes()
         self.classifiers = (("mean", "head.fc"),) if config.classes else ()
         self.stem = MaxViTStem(config.channels, config.stem_width, config.stem_stride, config.constants)
-        self.stages, before, count = nn.ModuleList(), config.stem_width, 0
-        for level, depth, heads in zip(self.levels, config.stages, config.heads, strict=True):
+        self.stages, before, constants = nn.ModuleList(), config.stem_width, config.constants
+        depth_rates = list_stage_rates(config.stochastic_depth, config.stages)
+        for width, heads, stage_rates in zip(config.widths, config.heads, depth_rates, strict=True):
             blocks = list[nn.Module]()
-            for number in range(depth):
-                rates = (
-                    config.dropout,
-                    config.attention_dropout,
-                    scale_rate(config.stochastic_depth, count + number, sum(config.stages)),
-                )
-                blocks.append(
-                    MaxViTBlock(before, level.width, heads, window, 1 if number else 2, rates, config.constants)
-                )
-                before = level.width
-            count += depth
+            for number, rate in enumerate(stage_rates):
+                rates = (config.dropout, config.attention_dropout, rate)
+                blocks.append(MaxViTBlock(before, width, heads, window, 1 if number else 2, rates, constants))
+                before = width
             self.stages.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks))))
         self.norm = nn.Identity()  # that of the head follows the mean
         self.head = make_mlp_head(before, config.classes, bias=config.constants == "google")

@@ -18,7 +18,7 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level, unwrap_compiled
+from vitrail.models.base.contract import ImageModel, unwrap_compiled
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
 from vitrail.models.parts.encoder import make_blocks, make_head, prepend_tokens, zero_head
@@ -56,9 +56,7 @@ class MemoryViT(ImageModel):
     def __init__(self, config: MemoryViTConfig) -> None:
         super().__init__(config)
         width, patch = config.width, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("task", "head"),) if config.classes else ()
+        self.declare_level(patch)
         self.memory_tokens = config.memory
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))

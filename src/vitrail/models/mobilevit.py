@@ -22,7 +22,14 @@ from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.names.hf_names import make_hf_heading
 from vitrail.models.parts.encoder import make_head, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
+from vitrail.models.parts.stages import (
+    check_stages,
+    flatten_map,
+    halve_grid,
+    make_halved_levels,
+    name_blocks,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 NORM_EPS = 1e-5
@@ -48,8 +55,7 @@ class MobileViTConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"convolutions": self.convolutions, "widths": self.widths, "token_widths": self.token_widths}
-        check_stages(self.stages, **parts)
+        check_stages(self, "convolutions", "token_widths")
         for width in (self.stem_width, *self.widths):
             if width % 8:
                 raise ConfigError(f"a width of {width} channels; expected a multiple of 8")
@@ -60,12 +66,9 @@ class MobileViTConfig:
 
 
 def make_levels(config: MobileViTConfig) -> tuple[Level, ...]:
-    grid, levels = halve_grid(pair(config.image_size)), list[Level]()
-    for stage, (count, depth) in enumerate(zip(config.convolutions, config.stages, strict=True)):
-        grid = halve_grid(grid) if stage else grid
-        blocks = tuple(f"stages.{stage}.{number}" for number in range(count + bool(depth)))
-        levels.append(Level(grid=grid, stride=pair(2 ** (stage + 1)), width=config.widths[stage], blocks=blocks))
-    return tuple(levels)
+    counts = [count + bool(depth) for count, depth in zip(config.convolutions, config.stages, strict=True)]
+    grid = halve_grid(pair(config.image_size))
+    return make_halved_levels(grid, (2, 2), config.widths, name_blocks(counts, "stages.{}.{}"))
 
 
 class MobileViT(ImageModel):

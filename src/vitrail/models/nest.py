@@ -17,17 +17,23 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError
 from vitrail.layers.attention import Mask
-from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import Level, make_patch_sizes
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small
 from vitrail.models.parts.convolutions import MaxPoolSame
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    flatten_map,
+    make_stage_blocks,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 NORM_EPS = 1e-6
@@ -50,9 +56,7 @@ class NesTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self)
         check_grid(pair(self.image_size), (self.last_stride, self.last_stride))
 
     @property
@@ -74,26 +78,14 @@ class NesT(StagedModel):
 
     def __init__(self, config: NesTConfig) -> None:
         super().__init__(config)
-        self.levels, total, count = make_levels(config), sum(config.stages), 0
+        self.levels = make_levels(config)
         self.sizes = make_patch_sizes(pair(config.last_stride), dynamic=config.dynamic)
         self.classifiers = (("mean", "head"),) if config.classes else ()
         self.patch_embed = PatchEmbed(config.widths[0], pair(config.patch_size), config.channels)
         self.stages = nn.ModuleList()
-        for stage, (level, depth, heads) in enumerate(zip(self.levels, config.stages, config.heads, strict=True)):
-            per_side, blocks = 2 ** (len(config.stages) - 1 - stage), nn.ModuleList()
-            for number in range(depth):
-                block = Block(
-                    level.width,
-                    heads,
-                    4 * level.width,
-                    activation=config.activation,
-                    norm_eps=NORM_EPS,
-                    dropout=config.dropout,
-                    stochastic_depth=scale_rate(config.stochastic_depth, count + number, total),
-                )
-                block.attn = BlockAttention(level.width, heads, level.grid, per_side, config.attention_dropout)
-                blocks.append(block)
-            count += depth
+        for stage, level in enumerate(self.levels):
+            hidden, make = 4 * level.width, partial(make_attention, config, stage, level.grid)
+            blocks = make_stage_blocks(config, stage, hidden, make, norm_eps=NORM_EPS, activation=config.activation)
             pool = ConvPool(config.widths[stage - 1], level.width, config.padding) if stage else None
             self.stages.append(NesTStage(pool, level.width, level.grid, blocks))
         self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
@@ -123,6 +115,12 @@ class NesT(StagedModel):
         for stage in self.stages:
             x, grid = stage(x, grid)
             yield x, grid
+
+
+def make_attention(config: NesTConfig, stage: int, grid: Grid, _: int) -> "BlockAttention":
+    """The attention of the layers of a level."""
+    per_side = 2 ** (len(config.stages) - 1 - stage)
+    return BlockAttention(config.widths[stage], config.heads[stage], grid, per_side, config.attention_dropout)
 
 
 class NesTStage(nn.Module):

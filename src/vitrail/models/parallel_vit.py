@@ -20,38 +20,25 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale, StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import RATE, pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
 from vitrail.models.names import encoder_names
-from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_head, zero_head
 
 Rates = tuple[float, float]  # dropout, stochastic depth
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelViTConfig(DropRates):
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
-    width: int = 768  # channels of a token
+class ParallelViTConfig(EncoderConfig):
     depth: int = 18  # blocks
-    branches: int = 2  # of attention, and of MLPs, in each block
-    heads: int = 12  # attention heads of a branch, each width / heads wide
-    mlp_width: int | None = None  # of a branch; default: 4·width
+    branches: int = 2  # of attention, and of MLPs, in each block; heads and mlp_width are those of a branch
     layer_scale: float | None = 1e-5  # the factor that a branch starts with, 1e-4 for the authors; none: no factor
     prefix_positions: bool = True  # whether the class token has a position; for the authors it has none
-    norm_eps: float = 1e-6
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # of every branch
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
-class ParallelViT(ImageModel):
+class ParallelViT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: ParallelViTConfig
@@ -61,9 +48,7 @@ class ParallelViT(ImageModel):
     def __init__(self, config: ParallelViTConfig) -> None:
         super().__init__(config)
         width, patch = config.width, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.declare_level(patch)
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid) + config.prefix_positions, width))
@@ -90,9 +75,6 @@ class ParallelViT(ImageModel):
         """As in DeiT's code, which the authors' is based on; the head is zero."""
         init_as_deit(self, self.cls_token, self.pos_embed)
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
         table = resample(self.pos_embed, self.grid, grid)

@@ -4,6 +4,7 @@ B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n toke
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -13,12 +14,12 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.names import encoder_names
 from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.stages import check_stages, flatten_map, make_halved_levels, name_blocks, unflatten_map
 
 NORM_EPS = 1e-6
 
@@ -41,9 +42,8 @@ class PiTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for before, width, heads in zip((self.widths[0], *self.widths), self.widths, self.heads, strict=False):
-            check_heads(width, heads)
+        check_stages(self)
+        for before, width in pairwise(self.widths):
             if width % before:
                 raise ConfigError(f"a stage of width {width} after one of {before}; expected a multiple of {before}")
         if self.stride > self.patch_size:
@@ -162,13 +162,9 @@ class PiT(ImageModel):
 
 
 def make_levels(config: PiTConfig) -> tuple[Level, ...]:
-    grid, levels = find_overlapping_grid(pair(config.image_size), config.patch_size, config.stride), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        stride = config.stride * 2**stage
-        blocks = tuple(f"transformers.{stage}.blocks.{n}" for n in range(depth))
-        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
-        grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # rounded up
-    return tuple(levels)
+    grid = find_overlapping_grid(pair(config.image_size), config.patch_size, config.stride)
+    blocks = name_blocks(config.stages, "transformers.{}.blocks.{}")
+    return make_halved_levels(grid, pair(config.stride), config.widths, blocks)
 
 
 class PiTStage(nn.Module):
@@ -239,8 +235,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
         "mlp_ratio": shapes[first[0]][0] / width,
         "distilled": side.get_shape(shapes, "cls_token", 3)[1] == 2,
     }
-    published = {each.widths: each.heads for each in SIZES.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(SIZES, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:

@@ -5,6 +5,7 @@ tokens their places, so images may have any size. Each stage ends with a norm, w
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -14,14 +15,23 @@ from vitrail.base.errors import CheckpointError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_pvt
 from vitrail.models.parts.attention import ReducedAttention, ReducedGrid
 from vitrail.models.parts.convolutions import ConvEmbed
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_reductions,
+    check_stages,
+    flatten_map,
+    make_halved_levels,
+    make_stage_blocks,
+    name_blocks,
+    unflatten_map,
+)
 
 NORM_EPS = 1e-6
 POOLED = 7  # rows and columns of keys of the pooled variant
@@ -43,23 +53,15 @@ class PVTv2Config(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "reductions": self.reductions}
-        check_stages(self.stages, widths=self.widths, mlp_ratios=self.mlp_ratios, **parts)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "mlp_ratios", "reductions")
         if not self.pooled:
             check_reductions(self.reductions, make_levels(self))
 
 
 def make_levels(config: PVTv2Config) -> tuple[Level, ...]:
-    """The grid of a stage is that of the stage before, halved and rounded up."""
-    grid, levels = pair(config.image_size), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        step, stride = 2 if stage else config.stride, pair(config.stride * 2**stage)
-        grid = (-(-grid[0] // step), -(-grid[1] // step))
-        blocks = tuple(f"stages.{stage}.blocks.{number}" for number in range(depth))
-        levels.append(Level(grid=grid, stride=stride, width=width, blocks=blocks))
-    return tuple(levels)
+    (rows, columns), stride = pair(config.image_size), config.stride
+    blocks = name_blocks(config.stages, "stages.{}.blocks.{}")
+    return make_halved_levels((-(-rows // stride), -(-columns // stride)), pair(stride), config.widths, blocks)
 
 
 class PVTv2(StagedModel):
@@ -81,24 +83,12 @@ class PVTv2(StagedModel):
         self.classifiers = (("mean", "head"),) if config.classes else ()
         kernel = 2 * config.stride - 1
         self.patch_embed = ConvEmbed(config.channels, config.widths[0], kernel, config.stride, kernel // 2)
-        self.stages, count = nn.ModuleList(), 0
-        for stage, (width, depth) in enumerate(zip(config.widths, config.stages, strict=True)):
-            blocks = nn.ModuleList()
-            for number in range(depth):
-                block = ConvMlpBlock(
-                    width,
-                    config.heads[stage],
-                    round(config.mlp_ratios[stage] * width),
-                    norm_eps=NORM_EPS,
-                    dropout=config.dropout,
-                    stochastic_depth=scale_rate(config.stochastic_depth, count + number, sum(config.stages)),
-                )
-                kind, ratio = (PooledAttention, 1) if config.pooled else (ReducedAttention, config.reductions[stage])
-                hidden, rate = round(config.mlp_ratios[stage] * width), config.attention_dropout
-                block.set_submodule("attn", kind(width, config.heads[stage], ratio, dropout=rate))
+        self.stages = nn.ModuleList()
+        for stage, width in enumerate(config.widths):
+            hidden, make = round(config.mlp_ratios[stage] * width), partial(make_attention, config, stage)
+            blocks = make_stage_blocks(config, stage, hidden, make, norm_eps=NORM_EPS, kind=ConvMlpBlock)
+            for block in blocks:
                 block.set_submodule("mlp", ConvMlp(width, hidden, config.dropout, relu=config.pooled))
-                blocks.append(block)
-            count += depth
             merge = ConvEmbed(config.widths[stage - 1], width, 3, 2, 1) if stage else None
             self.stages.append(PVTv2Stage(merge, blocks, width))
         self.head = make_head(config.widths[-1], config.classes)
@@ -128,6 +118,12 @@ class PVTv2(StagedModel):
             x = stage.get_submodule("norm")(x)
             maps.append(unflatten_map(x, grid))
         return maps
+
+
+def make_attention(config: PVTv2Config, stage: int, _: int) -> ReducedAttention:
+    """The attention of the blocks of a stage."""
+    kind, ratio = (PooledAttention, 1) if config.pooled else (ReducedAttention, config.reductions[stage])
+    return kind(config.widths[stage], config.heads[stage], ratio, dropout=config.attention_dropout)
 
 
 class PVTv2Stage(nn.Module):
@@ -212,21 +208,15 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     kernels = [shapes.get(f"{name}attn.sr.weight", (0,))[-1] for name in first]
     pooled, widths = set(kernels) == {1}, tuple(shape[1] for shape in hidden)
     halvings = range(len(stages) - 1, -1, -1)  # after each stage; pooled ones do not use their reductions
-    fields = {
-        "image_size": (224, 224),
+    fields = side.describe_stages(shapes, channels, stages, widths) | {
         "stride": (kernel + 1) // 2,
-        "channels": channels,
-        "classes": side.count_classes(shapes, "head.weight"),
-        "stages": stages,
-        "widths": widths,
         "reductions": tuple(
             max(each, 2**later if pooled else 1) for each, later in zip(kernels, halvings, strict=True)
         ),
         "mlp_ratios": tuple(shape[0] / shape[1] for shape in hidden),
         "pooled": pooled,
     }
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:

@@ -20,12 +20,19 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small_linear
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    check_stages,
+    flatten_map,
+    make_halved_levels,
+    make_stage_blocks,
+    name_blocks,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import OffsetBias, TokenWindows, WindowAttention, WindowMixing, init_offset_biases
 
 NORM_EPS = 1e-6
@@ -49,9 +56,7 @@ class RegionViTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self)
         for width, following in zip(self.widths, self.widths[1:], strict=False):
             if following % width:
                 raise ConfigError(f"a width of {following} after {width}; expected a multiple, channels become several")
@@ -119,13 +124,9 @@ class RegionViT(ImageModel):
 
 
 def make_levels(config: RegionViTConfig) -> tuple[Level, ...]:
-    stride, levels = pair(config.patch_size), list[Level]()
-    grid = check_grid(pair(config.image_size), stride)
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        blocks = tuple(f"layers.{stage}.block.{1 + number}" for number in range(depth))
-        levels.append(Level(grid=grid, stride=stride, width=width, blocks=blocks))
-        grid, stride = (-(-grid[0] // 2), -(-grid[1] // 2)), (2 * stride[0], 2 * stride[1])
-    return tuple(levels)
+    stride = pair(config.patch_size)
+    blocks = [names[1:] for names in name_blocks([depth + 1 for depth in config.stages], "layers.{}.block.{}")]
+    return make_halved_levels(check_grid(pair(config.image_size), stride), stride, config.widths, blocks)
 
 
 class MapNorm(nn.LayerNorm):
@@ -166,22 +167,18 @@ class RegionStage(nn.Module):
 
     def __init__(self, config: RegionViTConfig, stage: int) -> None:
         super().__init__()
-        width, before = config.widths[stage], sum(config.stages[:stage])
-        self.window = config.window
+        width, heads, window = config.widths[stage], config.heads[stage], config.window
+        dropout, self.window = config.attention_dropout, window
         self.block = nn.ModuleList([RegionDownsample(config.widths[stage - 1], width) if stage else nn.Identity()])
-        for number in range(config.stages[stage]):
-            hidden = round(config.mlp_ratio * width)
-            depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
-            block = RegionBlock(
-                width,
-                config.heads[stage],
-                hidden,
-                norm_eps=NORM_EPS,
-                dropout=config.dropout,
-                stochastic_depth=depth_rate,
-            )
+        for block in make_stage_blocks(
+            config,
+            stage,
+            round(config.mlp_ratio * width),
+            lambda _: RegionAttention(width, heads, window, dropout=dropout),
+            norm_eps=NORM_EPS,
+            kind=RegionBlock,
+        ):
             block.norm0 = nn.LayerNorm(width, NORM_EPS)
-            block.attn = RegionAttention(width, config.heads[stage], config.window, dropout=config.attention_dropout)
             self.block.append(block)
         peg = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
         self.peg = peg if config.position_convolution else None
@@ -312,16 +309,11 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     tables = [side.get_shape(shapes, f"{name}attn.position_bias.table", 3) for name in first]
     convolutions, window = "patch_embed.proj.0.weight" in shapes, (tables[0][1] + 1) // 2
     _, channels, pixels, _ = side.get_shape(shapes, "cls_token.proj.weight", 4)
-    fields = {
-        "image_size": (224, 224),
+    fields = side.describe_stages(shapes, channels, blocks, tuple(shape[1] for shape in hidden)) | {
         "patch_size": pixels // window,
-        "channels": channels,
-        "classes": side.count_classes(shapes, "head.weight"),
         "window": window,
         "convolutions": convolutions,
         "position_convolution": "layers.0.peg.weight" in shapes,
-        "stages": blocks,
-        "widths": tuple(shape[1] for shape in hidden),
         "heads": tuple(table[0] for table in tables),
         "mlp_ratio": hidden[0][0] / hidden[0][1],
     }

@@ -6,29 +6,29 @@ have any multiple of the last stride; grids without whole windows are padded, an
 n = h·w tokens, k keys, D width, H heads; h, w and D change by stage.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import AttentionLayer, Mask, Projected, merge_heads, split_heads
-from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_pvt
 from vitrail.models.parts.attention import ReducedAttention
 from vitrail.models.parts.convolutions import ConvEmbed, Peg
-from vitrail.models.parts.encoder import DropRates, scale_rate, zero_head
+from vitrail.models.parts.encoder import DropRates, zero_head
 from vitrail.models.parts.stages import (
-    StagedModel,
+    PegModel,
     check_reductions,
     check_stages,
     flatten_map,
+    make_stage_blocks,
     make_stage_levels,
     unflatten_map,
 )
@@ -56,15 +56,13 @@ class ScalableViTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "windows": self.windows, "reductions": self.reductions}
-        check_stages(self.stages, widths=self.widths, key_ratios=self.key_ratios, **parts)
+        check_stages(self, "key_ratios", "windows", "reductions")
         last = pair(self.stride * 2 ** (len(self.stages) - 1))
         check_windows(self.windows, pair(self.image_size), pair(self.stride), last)
         levels = make_levels(self)
         check_reductions(self.reductions, levels)
         for stage, level in enumerate(levels):
             ratio, keys = self.reductions[stage], self.key_ratios[stage]
-            check_heads(level.width, self.heads[stage])
             if ratio == 1 and keys != 1:
                 raise ConfigError(
                     f"a key ratio of {keys} with a reduction of 1; expected 1, keys are as wide as tokens"
@@ -78,11 +76,12 @@ def make_levels(config: ScalableViTConfig) -> tuple[Level, ...]:
     return make_stage_levels(config.image_size, config.stride, config.widths, config.stages, "stages.{}.{}")
 
 
-class ScalableViT(StagedModel):
+class ScalableViT(PegModel):
     """Attention within connected windows and of all tokens to a few keys, in turn."""
 
     config: ScalableViTConfig
     first_filters = "patch_embeds.0.proj.weight"
+    stage_list = "stages"
 
     def __init__(self, config: ScalableViTConfig) -> None:
         super().__init__(config)
@@ -98,7 +97,10 @@ class ScalableViT(StagedModel):
         )
         self.pos_block = nn.ModuleList(Peg(width) for width in config.widths)  # after the first block of a stage
         self.pos_drop = nn.Dropout(config.dropout)
-        self.stages = nn.ModuleList(make_blocks_of_stage(config, stage) for stage in range(len(config.stages)))
+        self.stages = nn.ModuleList(
+            make_stage_blocks(config, stage, hidden, partial(make_attention, config, stage), norm_eps=NORM_EPS)
+            for stage, hidden in enumerate(round(config.mlp_ratio * width) for width in config.widths)
+        )
         self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
         self.head = make_wide_head(config.widths[-1], config.head_width, config.classes)
         self.init_weights()
@@ -109,21 +111,6 @@ class ScalableViT(StagedModel):
         if isinstance(self.head, nn.Sequential):
             zero_head(self.head[-1])
 
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        self.check_images(images)
-        return self.patch_embeds[0](images)
-
-    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
-        stages: list[Any] = list(self.stages)
-        for stage, blocks in enumerate(stages):
-            if stage:
-                x, grid = self.patch_embeds[stage](unflatten_map(x, grid))
-            x = self.pos_drop(x)
-            for number, block in enumerate(blocks):
-                x = block(x, grid)
-                x = x if number else self.pos_block[stage](x, grid)
-            yield x, grid
-
 
 def make_wide_head(width: int, hidden: int, classes: int) -> nn.Sequential | nn.Identity:
     """A linear map to many channels, a norm, GELU, and a linear map to the logits."""
@@ -133,24 +120,15 @@ def make_wide_head(width: int, hidden: int, classes: int) -> nn.Sequential | nn.
     return nn.Sequential(nn.Linear(width, hidden), norm, nn.GELU(), nn.Linear(hidden, classes))
 
 
-def make_blocks_of_stage(config: ScalableViTConfig, stage: int) -> nn.ModuleList:
-    """Blocks that attend within windows and to few keys, in turn."""
-    width, heads, before = config.widths[stage], config.heads[stage], sum(config.stages[:stage])
-    ratio, rate = config.reductions[stage], config.attention_dropout
-    blocks = nn.ModuleList()
-    for number in range(config.stages[stage]):
-        hidden = round(config.mlp_ratio * width)
-        depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
-        block = Block(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
-        if number % 2 == 0:
-            block.attn = ConnectedWindowAttention(width, heads, pair(config.windows[stage]), dropout=rate)
-        elif ratio == 1:
-            block.set_submodule("attn", ReducedAttention(width, heads, 1, dropout=rate))
-        else:
-            keys = round(config.key_ratios[stage] * width)
-            block.set_submodule("attn", ScaledKeyAttention(width, heads, ratio, keys, dropout=rate))
-        blocks.append(block)
-    return blocks
+def make_attention(config: ScalableViTConfig, stage: int, number: int) -> nn.Module:
+    """Within windows in even blocks, to few keys in odd ones."""
+    width, heads, ratio = config.widths[stage], config.heads[stage], config.reductions[stage]
+    dropout = config.attention_dropout
+    if number % 2 == 0:
+        return ConnectedWindowAttention(width, heads, pair(config.windows[stage]), dropout=dropout)
+    if ratio == 1:
+        return ReducedAttention(width, heads, 1, dropout=dropout)
+    return ScaledKeyAttention(width, heads, ratio, round(config.key_ratios[stage] * width), dropout=dropout)
 
 
 class ConnectedWindowAttention(MaskedWindowAttention):
@@ -223,13 +201,8 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     numbers = range(len(stages))
     widths = tuple(side.get_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
     keys = [shapes.get(f"stages.{stage}.1.attn.q.weight", (widths[stage],))[0] for stage in numbers]
-    fields = {
-        "image_size": (224, 224),
-        "channels": channels,
-        "classes": side.count_classes(shapes, "head.3.weight"),
+    fields = side.describe_stages(shapes, channels, stages, widths, "head.3.weight") | {
         "stride": (kernel + 1) // 2,
-        "stages": stages,
-        "widths": widths,
         "windows": (7,) * len(stages),
         "reductions": tuple(shapes.get(f"stages.{stage}.1.attn.reduction.0.weight", (1,))[-1] for stage in numbers),
         "key_ratios": tuple(key / width for key, width in zip(keys, widths, strict=True)),
@@ -237,8 +210,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     }
     if "head.0.weight" in shapes:
         fields["head_width"] = side.get_shape(shapes, "head.0.weight", 2)[0]
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
 WINDOWED = ("attn.qkv", "attn.lim_func", "attn.proj", "norm1", "norm2", "mlp.fc#")

@@ -6,7 +6,6 @@ n = h·w tokens, W windows of m tokens each, D width, H heads, K width of a head
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,13 +17,13 @@ from vitrail.layers.attention import Mask, Projected, SelfAttention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_pvt
 from vitrail.models.parts.convolutions import ConvEmbed, Peg
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import PegModel, check_stages, flatten_map, list_stage_rates, make_stage_levels
 from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows, check_windows
 
 NORM_EPS = 1e-6
@@ -48,10 +47,7 @@ class SepViTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "windows": self.windows, "odd_windows": self.odd_windows}
-        check_stages(self.stages, widths=self.widths, **parts)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "windows", "odd_windows")
         rows, columns = pair(self.image_size)
         if not (self.has_whole_windows(rows) and self.has_whole_windows(columns)):
             raise ConfigError(
@@ -91,7 +87,7 @@ def make_levels(config: SepViTConfig) -> tuple[Level, ...]:
     return make_stage_levels(config.image_size, config.stride, config.widths, config.stages, "blocks.{}.{}")
 
 
-class SepViT(StagedModel):
+class SepViT(PegModel):
     """Attention within windows, then between them, in each block."""
 
     config: SepViTConfig
@@ -124,38 +120,18 @@ class SepViT(StagedModel):
             nn.init.zeros_(block.win_tokens)
         zero_head(self.head)
 
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        self.check_images(images)
-        return self.patch_embeds[0](images)
-
-    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
-        for stage, (embed, blocks, place) in enumerate(
-            zip(self.patch_embeds, self.blocks, self.pos_block, strict=True)
-        ):
-            x, grid = embed(unflatten_map(x, grid)) if stage else (x, grid)
-            assert isinstance(blocks, nn.ModuleList)
-            first, *others = blocks
-            x = place(first(self.pos_drop(x), grid), grid)
-            for block in others:
-                x = block(x, grid)
-            yield x, grid
-
 
 def make_stage_blocks(config: SepViTConfig, stage: int, grid: Grid) -> nn.ModuleList:
     """The blocks of a stage; those of one window have no window tokens."""
-    width, heads, before = config.widths[stage], config.heads[stage], sum(config.stages[:stage])
-    blocks = nn.ModuleList()
-    for number, side_length in enumerate(config.list_windows(stage)):
+    width, heads, dropout = config.widths[stage], config.heads[stage], config.dropout
+    rates, blocks = list_stage_rates(config.stochastic_depth, config.stages)[stage], nn.ModuleList()
+    for side_length, rate in zip(config.list_windows(stage), rates, strict=True):
         counts = (grid[0] // min(side_length, grid[0]), grid[1] // min(side_length, grid[1]))
         several = counts != (1, 1)
-        kind = WindowTokenBlock if several else Block
+        kind, attention = (WindowTokenBlock, SeparableAttention) if several else (Block, DepthwiseAttention)
         hidden = round(config.mlp_ratio * width)
-        depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
-        block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
-        rate = config.attention_dropout
-        block.attn = (SeparableAttention if several else DepthwiseAttention)(
-            width, heads, pair(side_length), dropout=rate
-        )
+        block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=dropout, stochastic_depth=rate)
+        block.attn = attention(width, heads, pair(side_length), dropout=config.attention_dropout)
         if isinstance(block, WindowTokenBlock):
             block.win_tokens = nn.Parameter(torch.empty(1, width, *counts))
         blocks.append(block)
@@ -248,21 +224,15 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     stages = side.count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
     numbers, stride = range(len(stages)), (kernel + 1) // 2
     widths = tuple(side.get_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
-    fields = {
-        "image_size": (TRAINED_SIZE, TRAINED_SIZE),
-        "channels": channels,
-        "classes": side.count_classes(shapes, "head.weight"),
+    fields = side.describe_stages(shapes, channels, stages, widths) | {
         "stride": stride,
-        "stages": stages,
-        "widths": widths,
         "mlp_ratio": side.get_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
     }
     for name, number in (("windows", 0), ("odd_windows", 1)):
         firsts = [f"blocks.{stage}.{min(number, stages[stage] - 1)}." for stage in numbers]
         counts = [shapes.get(f"{first}win_tokens", (1,))[-1] for first in firsts]
         fields[name] = tuple(TRAINED_SIZE // (stride * 2**stage) // counts[stage] for stage in numbers)
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
 def unflatten_window_tokens(parts: list[Tensor]) -> Tensor:

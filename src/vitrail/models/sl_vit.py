@@ -15,22 +15,20 @@ from torch import Tensor, nn
 from vitrail.base.errors import CheckpointError
 from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.block import Block
-from vitrail.layers.positions import Grid, resample
+from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_head, zero_head
 
 SHIFTS = ((-1, -1), (-1, 1), (1, -1), (1, 1))  # rows, columns, in half patches
 
 
 @dataclass(frozen=True, kw_only=True)
-class SLViTConfig(DropRates):
+class SLViTConfig(EncoderConfig):
     image_size: Size = 32  # rows, columns; one number for a square
     patch_size: Size = 4
-    channels: int = 3
     classes: int = field(default=10, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
     width: int = 192  # channels of a token
     depth: int = 9  # blocks
@@ -40,13 +38,9 @@ class SLViTConfig(DropRates):
     local_attention: bool = True  # LSA; otherwise as in a ViT
     norm_eps: float = 1e-5
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block; 0.1 in the paper
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
-class SLViT(ImageModel):
+class SLViT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: SLViTConfig
@@ -55,9 +49,7 @@ class SLViT(ImageModel):
     def __init__(self, config: SLViTConfig) -> None:
         super().__init__(config)
         width, eps, patch = config.width, config.norm_eps, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.declare_level(patch)
         if config.shifted_patches:
             self.no_masking_reason = "its shifted copies mix neighbouring patches before they become tokens"
         self.patch_embed = PatchRows(width, patch, config.channels, eps, shifted=config.shifted_patches)
@@ -97,12 +89,6 @@ class SLViT(ImageModel):
         for table in (self.cls_token, self.pos_embed):
             nn.init.normal_(table)
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
 
 class PatchRows(nn.Module):

@@ -8,6 +8,7 @@ torchvision and transformers; timm shifts before it pads, so that its outputs di
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,14 +21,14 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import Level, make_patch_sizes
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small_linear
 from vitrail.models.names.hf_names import make_hf_heading
 from vitrail.models.parts.attention import QV_IN_QKV, KeylessBiasLinear
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import StagedModel, check_stages, make_halved_levels, make_stage_blocks, name_blocks
 from vitrail.models.parts.windows import (
     OFFSETS_BY_QUERY,
     OffsetBias,
@@ -61,10 +62,7 @@ class SwinConfig(DropRates):
         check_fields(self)
         windows = (self.windows,) * len(self.stages) if isinstance(self.windows, int) else self.windows
         object.__setattr__(self, "windows", windows)
-        trained = windows if self.trained_windows is None else self.trained_windows
-        check_stages(self.stages, widths=self.widths, heads=self.heads, windows=windows, trained_windows=trained)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "windows", *(() if self.trained_windows is None else ("trained_windows",)))
         if self.trained_windows is not None and self.version == 1:
             raise ConfigError("trained_windows of a Swin of version 1, whose biases are a table; expected none")
         patch = pair(self.patch_size)
@@ -81,7 +79,7 @@ class Swin(StagedModel):
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
-        patch, total, count = pair(config.patch_size), sum(config.stages), 0
+        patch = pair(config.patch_size)
         self.levels = make_levels(config)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
         self.classifiers = (("mean", "head"),) if config.classes else ()
@@ -89,15 +87,9 @@ class Swin(StagedModel):
         self.patch_norm = nn.LayerNorm(config.widths[0], NORM_EPS)
         self.pos_drop = nn.Dropout(config.dropout)
         self.layers, kind = nn.ModuleList(), Block if config.version == 1 else PostNormBlock
-        for stage, (level, depth) in enumerate(zip(self.levels, config.stages, strict=True)):
-            blocks, hidden = nn.ModuleList(), round(config.mlp_ratio * level.width)
-            for number in range(depth):
-                rate = scale_rate(config.stochastic_depth, count + number, total)
-                width, heads, dropout = level.width, config.heads[stage], config.dropout
-                block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=dropout, stochastic_depth=rate)
-                block.attn = make_attention(config, stage, level.grid, shifted=number % 2 == 1)
-                blocks.append(block)
-            count += depth
+        for stage, level in enumerate(self.levels):
+            hidden, make = round(config.mlp_ratio * level.width), partial(make_attention, config, stage, level.grid)
+            blocks = make_stage_blocks(config, stage, hidden, make, norm_eps=NORM_EPS, kind=kind)
             merge = PatchMerge(config.widths[stage - 1], level.width, norm_first=config.version == 1) if stage else None
             self.layers.append(SwinStage(merge, blocks))
         self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
@@ -131,19 +123,14 @@ class Swin(StagedModel):
 
 
 def make_levels(config: SwinConfig) -> tuple[Level, ...]:
-    stride, levels = pair(config.patch_size), list[Level]()
-    grid = check_grid(pair(config.image_size), stride)
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        blocks = tuple(f"layers.{stage}.blocks.{number}" for number in range(depth))
-        levels.append(Level(grid=grid, stride=stride, width=width, blocks=blocks))
-        grid, stride = (-(-grid[0] // 2), -(-grid[1] // 2)), (2 * stride[0], 2 * stride[1])
-    return tuple(levels)
+    stride, blocks = pair(config.patch_size), name_blocks(config.stages, "layers.{}.blocks.{}")
+    return make_halved_levels(check_grid(pair(config.image_size), stride), stride, config.widths, blocks)
 
 
-def make_attention(config: SwinConfig, stage: int, grid: Grid, *, shifted: bool) -> WindowAttention:
-    """The attention of a stage; a window larger than the grid shrinks to it."""
+def make_attention(config: SwinConfig, stage: int, grid: Grid, number: int) -> WindowAttention:
+    """The attention of a block of a stage; a window larger than the grid shrinks to it."""
     assert isinstance(config.windows, tuple)
-    width, heads = config.widths[stage], config.heads[stage]
+    width, heads, shifted = config.widths[stage], config.heads[stage], number % 2 == 1
     window = (min(config.windows[stage], grid[0]), min(config.windows[stage], grid[1]))
     if config.version == 1:
         bias = OffsetBias(heads, window)

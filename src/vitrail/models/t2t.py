@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import attention
 from vitrail.layers.mlp import Mlp
-from vitrail.layers.positions import Grid, resample, sinusoid
+from vitrail.layers.positions import Grid, sinusoid
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
-from vitrail.models.parts.encoder import make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import PatchEncoder, make_encoder_blocks, make_head, zero_head
 
 SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # patch size, stride, padding
 PATCH_SIZE = (16, 16)  # pixels per token: the product of the strides
@@ -52,7 +51,7 @@ class T2TConfig:
             raise ConfigError(f"stage_width is {self.stage_width}; expected 2 or more")
 
 
-class T2T(ImageModel):
+class T2T(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: T2TConfig
@@ -62,9 +61,7 @@ class T2T(ImageModel):
     def __init__(self, config: T2TConfig) -> None:
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 3 * config.width
-        self.classifiers = (("class", "head"),) if config.classes else ()
-        self.levels = make_single_level(pair(config.image_size), PATCH_SIZE, width, config.depth)
-        self.sizes = make_patch_sizes(PATCH_SIZE, dynamic=config.dynamic)
+        self.declare_level(PATCH_SIZE)
         self.tokens_to_token = TokensToToken(
             config.channels,
             config.stage_width,
@@ -76,10 +73,7 @@ class T2T(ImageModel):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width), requires_grad=False)
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
-        self.blocks = make_blocks(
-            config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, qkv_bias=False
-        )
+        self.blocks = make_encoder_blocks(config, mlp_width, qkv_bias=False)
         self.norm = nn.LayerNorm(width, eps)
         self.head = make_head(width, config.classes)
         self.init_weights()
@@ -102,12 +96,6 @@ class T2T(ImageModel):
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         grid = self.check_images(images)
         return self.tokens_to_token(images), grid
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
 
 def soft_split(x: Tensor, side: int, step: int, padding: int) -> Tensor:

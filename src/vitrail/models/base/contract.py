@@ -131,6 +131,14 @@ class ImageModel(Model):
                 raise AttributeError(f"{type(self).__name__} has no {name}; use {TIMM_NAMES[name]}")
             return super().__getattr__(name)  # modules and parameters
 
+    def declare_level(self, stride: Grid) -> None:
+        """Set levels, sizes and classifiers of a model that keeps its grid, for patches of so many pixels."""
+        config = self.config
+        self.levels = make_single_level(pair(config.image_size), stride, config.width, config.depth)
+        self.sizes = make_patch_sizes(stride, dynamic=config.dynamic)
+        read = self.classifier_tokens[0] if self.classifier_tokens else "mean"
+        self.classifiers = ((read, "head"),) if config.classes else ()
+
     @property
     def heads(self) -> tuple[tuple[str, str], ...]:
         """The old name of `classifiers`: in configs and layers, `heads` are those of the attention."""
