@@ -70,10 +70,6 @@ class Axial(ImageModel):
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # each attention adds its own
         return self.drop(patches)
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
-
     def tables(self, grid: Grid) -> Tensor:
         """The position tables of the first block, column and row concatenated: (1, n, 2·D)."""
         block: Any = self.blocks[0]
@@ -188,13 +184,9 @@ def check_token_grid(tokens: int, grid: Grid | None) -> Grid:
     return grid
 
 
-SIZES = {
-    "tiny": AxialConfig(width=192, heads=3),
-    "small": AxialConfig(width=384, heads=6),
-    "base": AxialConfig(),
-}
+SIZES = {"tiny": AxialConfig(width=192, heads=3), "small": AxialConfig(width=384, heads=6), "base": AxialConfig()}
 PATCH_SIZES = {"tiny": (16, 8, 4), "small": (16, 8, 4), "base": (16, 8)}  # rows of 14, 28 and 56 tokens
 PRESETS = Presets(
     lambda: {f"axial_{s}_patch{p}_224": replace(SIZES[s], patch_size=p) for s in SIZES for p in PATCH_SIZES[s]}
 )
-FAMILY = Family(name="axial", config=AxialConfig, build=Axial, presets=PRESETS)
+FAMILY = Family("axial", AxialConfig, Axial, PRESETS)

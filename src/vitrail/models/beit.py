@@ -24,13 +24,7 @@ from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_scaled_layers
 from vitrail.models.names import encoder_names, hf_names
 from vitrail.models.parts.attention import KeylessBiasLinear
-from vitrail.models.parts.encoder import (
-    EncoderConfig,
-    make_encoder_blocks,
-    make_head,
-    prepend_tokens,
-    zero_head,
-)
+from vitrail.models.parts.encoder import EncoderConfig, make_encoder_blocks, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,4 +274,4 @@ SOURCES = (
     SIMMIM,
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(name="beit", config=BeitConfig, build=Beit, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("beit", BeitConfig, Beit, PRESETS, ALIASES, CHECKPOINT)

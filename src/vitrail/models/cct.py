@@ -22,7 +22,7 @@ from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
 from vitrail.models.parts.encoder import PatchEncoder, make_encoder_blocks, make_head, zero_head
 
-NEIGHBOUR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
+NEIGHBOR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class CCTConfig:
     depth: int = 7  # blocks
     heads: int = 4  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 2·width
-    published: bool = True  # no qkv bias, the MLP is added to the normalised tokens; otherwise as in a ViT
-    neighbours: bool = False  # attention with a learned bias per offset; initially each head attends to one neighbour
+    published: bool = True  # no qkv bias, the MLP is added to the normalized tokens; otherwise as in a ViT
+    neighbours: bool = False  # attention with a learned bias per offset; initially each head attends to one neighbor
     learned_positions: bool = True  # otherwise sinusoidal
     norm_eps: float = 1e-5
     dropout: float = field(default=0.0, metadata=RATE)
@@ -107,7 +107,7 @@ class CCT(PatchEncoder):
             elif isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
             elif isinstance(module, LocalAttention):
-                module.init_neighbour_offsets()
+                module.init_neighbor_offsets()
         if self.config.learned_positions:
             nn.init.normal_(self.pos_embed, std=0.02)
         else:
@@ -166,7 +166,7 @@ class SequencePool(nn.Linear):
 
 
 class PublishedBlock(Block):
-    """The MLP gets the normalised tokens and is added to them, not to the residual stream."""
+    """The MLP gets the normalized tokens and is added to them, not to the residual stream."""
 
     def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
         x = x[:, :queries] + self.drop_path(self.drop(self.attn(self.norm1(x), grid, mask, queries)))
@@ -182,10 +182,10 @@ class LocalAttention(SelfAttention):
         self.grid = grid
         self.offsets = nn.Parameter(torch.empty(heads, 2 * grid[0] - 1, 2 * grid[1] - 1))
 
-    def init_neighbour_offsets(self) -> None:
-        """Point each head at one of the 8 neighbours: minus the squared distance from it, at least −8."""
+    def init_neighbor_offsets(self) -> None:
+        """Point each head at one of the 8 neighbors: minus the squared distance from it, at least −8."""
         rows, columns = (torch.arange(1 - n, n, device=self.offsets.device) for n in self.grid)
-        for head, (row, column) in zip(self.offsets, NEIGHBOUR_OFFSETS * len(self.offsets), strict=False):
+        for head, (row, column) in zip(self.offsets, NEIGHBOR_OFFSETS * len(self.offsets), strict=False):
             head.data.copy_(-((rows[:, None] - row) ** 2 + (columns - column) ** 2).clamp(max=8))
 
     def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
@@ -220,4 +220,4 @@ PRESETS = Presets(
     }
 )
 CHECKPOINT = CheckpointSide(resampled={"pos_embed": "grid"})  # `offsets` has another shape than in a ViT
-FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS, checkpoint=CHECKPOINT)
+FAMILY = Family("cct", CCTConfig, CCT, PRESETS, checkpoint=CHECKPOINT)

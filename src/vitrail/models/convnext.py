@@ -324,6 +324,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={"stem.0.weight": "kernel"})
-FAMILY = Family(
-    name="convnext", config=ConvNeXtConfig, build=ConvNeXt, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("convnext", ConvNeXtConfig, ConvNeXt, PRESETS, ALIASES, CHECKPOINT)

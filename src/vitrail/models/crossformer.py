@@ -1,6 +1,6 @@
 """CrossFormer (Wang 2021, arXiv 2108.00154) and CrossFormer++ (Wang 2023, arXiv 2303.06908): tokens of several scales.
 
-A token reads patches of four sizes around its place. Even blocks attend within groups of neighbours, odd ones within
+A token reads patches of four sizes around its place. Even blocks attend within groups of neighbors, odd ones within
 groups of tokens that are spread over a larger part of the grid. The biases of the attention are computed from offsets,
 so that images may have any multiple of the last stride; grids without whole groups are padded, and the padding is
 masked. B batch, n = h·w tokens, m = r·c tokens of a group, D width, H heads; h, w and D change by stage.
@@ -70,7 +70,7 @@ class CrossFormerConfig(DropRates):
 
 
 def check_kernels(name: str, kernels: tuple[int, ...]) -> None:
-    """Check that all kernels can be centred on the same places."""
+    """Check that all kernels can be centered on the same places."""
     if not kernels or any(each < kernels[0] or (each - kernels[0]) % 2 for each in kernels):
         raise ConfigError(f"{name} is {kernels}; expected the smallest first, and all even or all odd")
 
@@ -83,7 +83,7 @@ def split_width(width: int, parts: int) -> list[int]:
 
 
 class CrossFormer(StagedModel):
-    """Attention within groups of neighbours and of tokens at an interval, in turn."""
+    """Attention within groups of neighbors and of tokens at an interval, in turn."""
 
     config: CrossFormerConfig
     first_filters = "patch_embed.projs.0.weight"
@@ -128,7 +128,7 @@ def make_levels(config: CrossFormerConfig) -> tuple[Level, ...]:
 
 
 class CrossFormerStage(nn.Module):
-    """Blocks that attend to neighbours and at intervals, in turn: (B, n, D); and what makes the next stage's tokens."""
+    """Blocks that attend to neighbors and at intervals, in turn: (B, n, D); and what makes the next stage's tokens."""
 
     def __init__(self, config: CrossFormerConfig, stage: int) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class CoolingBlock(Block):
 
 
 class GroupAttention(MaskedWindowAttention):
-    """Attention within groups of neighbours, or of tokens at an interval; a small grid is one group."""
+    """Attention within groups of neighbors, or of tokens at an interval; a small grid is one group."""
 
     def __init__(self, width: int, heads: int, window: int, interval: int, *, dropout: float = 0.0) -> None:
         bias = ComputedBias(width // BIAS_RATIO, heads)
@@ -324,11 +324,4 @@ COOLED = replace(
     assumed={name: vars(add_cooling(BASE))[name] for name in ("windows", "intervals")},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(PLAIN, COOLED), resampled={})
-FAMILY = Family(
-    name="crossformer",
-    config=CrossFormerConfig,
-    build=CrossFormer,
-    presets=PRESETS,
-    aliases=ALIASES,
-    checkpoint=CHECKPOINT,
-)
+FAMILY = Family("crossformer", CrossFormerConfig, CrossFormer, PRESETS, ALIASES, CHECKPOINT)

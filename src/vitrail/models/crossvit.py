@@ -386,10 +386,6 @@ AUTHORS = side.SourceNames(
     details={"wrapper": "model"},
 )
 CHECKPOINT = side.CheckpointSide(
-    infer_config=infer_config,
-    sources=(TIMM, AUTHORS),
-    resampled={"pos_embed_0": "first_grid", "pos_embed_1": "grid"},
+    infer_config=infer_config, sources=(TIMM, AUTHORS), resampled={"pos_embed_0": "first_grid", "pos_embed_1": "grid"}
 )
-FAMILY = Family(
-    name="crossvit", config=CrossViTConfig, build=CrossViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("crossvit", CrossViTConfig, CrossViT, PRESETS, ALIASES, CHECKPOINT)

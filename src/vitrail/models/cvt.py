@@ -330,4 +330,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
-FAMILY = Family(name="cvt", config=CvTConfig, build=CvT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("cvt", CvTConfig, CvT, PRESETS, ALIASES, CHECKPOINT)

@@ -119,7 +119,7 @@ class ScaledBlock(Block):
 
 
 class ReAttention(SelfAttention):
-    """Self-attention whose maps, one per head, are mixed and normalised over the batch after the softmax."""
+    """Self-attention whose maps, one per head, are mixed and normalized over the batch after the softmax."""
 
     no_shares_reason: ClassVar[str] = "its heads are mixed after the softmax, so attention rows do not sum to 1"
 
@@ -221,6 +221,4 @@ CHECKPOINT = side.CheckpointSide(
     resampled={"pos_embed": "grid", "patch_embed.proj.weight": "kernel"},
     mlp_ratio=3,
 )
-FAMILY = Family(
-    name="deepvit", config=DeepViTConfig, build=DeepViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("deepvit", DeepViTConfig, DeepViT, PRESETS, ALIASES, CHECKPOINT)

@@ -201,4 +201,4 @@ CHECKPOINT = side.CheckpointSide(
     implied={"activation": "gelu"},
     general_family="vit",
 )
-FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("deit", DeiTConfig, DeiT, PRESETS, ALIASES, CHECKPOINT)

@@ -26,13 +26,7 @@ from vitrail.models.base.init import init_scaled_layers
 from vitrail.models.names import encoder_names
 from vitrail.models.names.hf_names import make_hf_card
 from vitrail.models.parts.attention import QV_IN_QKV, KeylessBiasLinear
-from vitrail.models.parts.encoder import (
-    EncoderConfig,
-    make_encoder_blocks,
-    make_head,
-    prepend_tokens,
-    zero_head,
-)
+from vitrail.models.parts.encoder import EncoderConfig, make_encoder_blocks, make_head, prepend_tokens, zero_head
 
 INDEXED_GRID = 16  # rows and columns of EVA-02 in pre-training, which places of other grids are scaled to
 
@@ -150,7 +144,7 @@ class RotaryAttention(SelfAttention):
 class Rotation(nn.Module):
     """Rotates pairs of coordinates of q and k by the rows of the patches, then as many by the columns.
 
-    centred: places are those of the patches' centres from −2π to 2π, and coordinate i is paired with i + K/2.
+    centred: places are those of the patches' centers from −2π to 2π, and coordinate i is paired with i + K/2.
     indexed: places are counted from 0, scaled to 16 rows and columns, and coordinate 2i is paired with 2i + 1.
     """
 
@@ -386,12 +380,7 @@ def make_hf_source(*markers: str, gated: bool) -> side.SourceNames:
         accepts=lambda config: (config["activation"] == "swiglu") == gated,
         supported=DINOV3_SUPPORTED,
         card=make_dinov3_hf_card,
-        details={
-            "model_type": "dinov3_vit",
-            "norm_eps": 1e-5,
-            "imagenet_mean": True,
-            "fields": {"pool": "class"},
-        },
+        details={"model_type": "dinov3_vit", "norm_eps": 1e-5, "imagenet_mean": True, "fields": {"pool": "class"}},
     )
 
 
@@ -442,4 +431,4 @@ SOURCES = (
     make_facebook_source("blocks.0.mlp.w1.weight", gated=True),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(name="eva", config=EvaConfig, build=Eva, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("eva", EvaConfig, Eva, PRESETS, ALIASES, CHECKPOINT)

@@ -1,7 +1,7 @@
 """The hybrid ViT (Dosovitskiy 2020): patches are cut from the feature map of a ResNet.
 
 B batch, n = h·w patches of the feature map, N = 1 + n tokens, D width; the ResNet has BiT's group norms and
-weight-standardised convolutions (Kolesnikov 2019).
+weight-standardized convolutions (Kolesnikov 2019).
 """
 
 from collections import OrderedDict
@@ -22,7 +22,7 @@ from vitrail.models.names.flax_names import make_resnet_entries
 from vitrail.models.parts.convolutions import MaxPoolSame, pad_same
 from vitrail.models.parts.encoder import DropRates, PatchEncoder, make_encoder_blocks, make_head, zero_head
 
-Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
+Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class HybridShortcut(nn.Module):
 
 
 class StdConv2d(nn.Module):
-    """A convolution whose filters are standardised to mean 0 and deviation 1; no bias, TensorFlow's padding."""
+    """A convolution whose filters are standardized to mean 0 and deviation 1; no bias, TensorFlow's padding."""
 
     def __init__(self, width: int, out_width: int, kernel: int, stride: int = 1, constants: Constants = "timm") -> None:
         super().__init__()
@@ -263,6 +263,4 @@ SOURCES = (
     GOOGLE,
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(
-    name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("hybrid", HybridConfig, Hybrid, PRESETS, ALIASES, CHECKPOINT)

@@ -1,8 +1,8 @@
 """Image GPT (Chen 2020, "Generative Pretraining from Pixels"): a GPT-2 over the pixels of small images.
 
-A pixel is the nearest of K palette colours. Each is predicted from the pixels before it, row by row. The features of an
+A pixel is the nearest of K palette colors. Each is predicted from the pixels before it, row by row. The features of an
 image are the mean over the sequence at a middle layer, which are better than those of the last layer.
-B batch, C channels, n = H·W pixels, K colours, D width, L layers.
+B batch, C channels, n = H·W pixels, K colors, D width, L layers.
 """
 
 import math
@@ -90,7 +90,7 @@ class IGPT(PatchEncoder):
         self.init_weights()
 
     def draw_weights(self) -> None:
-        """Every weight as in the authors' code; the output and the head are zero. The palette is a cube of colours."""
+        """Every weight as in the authors' code; the output and the head are zero. The palette is a cube of colors."""
         width, depth = self.config.width, self.config.depth
         self.palette.copy_(make_cube_palette(*self.palette.shape))
         nn.init.normal_(self.colour_embed.weight, std=0.02)
@@ -110,7 +110,7 @@ class IGPT(PatchEncoder):
         return torch.equal(self.palette.cpu(), make_cube_palette(*self.palette.shape))
 
     def quantise(self, images: Tensor) -> Tensor:
-        """The nearest palette colour of each pixel, by its squared distance: (B, C, H, W) → (B, n)."""
+        """The nearest palette color of each pixel, by its squared distance: (B, C, H, W) → (B, n)."""
         self.check_images(images)
         pixels, palette = images.float().flatten(2), self.palette.float()  # elementwise: autocast would round a product
         distances = [(pixels[:, c, :, None] - palette[:, c]).square() for c in range(self.config.channels)]
@@ -143,9 +143,6 @@ class IGPT(PatchEncoder):
         for block in self.blocks[: self.config.feature_blocks]:
             x = block(x)
         return x
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        return self.head(tokens.mean(1))
 
     def colour_logits(
         self, colours: Tensor, hidden: Tensor | None = None, cache: list[KeyValues] | None = None
@@ -243,7 +240,7 @@ class CausalBlock(nn.Module):
 
 
 def make_cube_palette(colours: int, channels: int) -> Tensor:
-    """Colours evenly spaced in the cube [−1, 1] of all channels, for a new model: (K, C)."""
+    """Colors evenly spaced in the cube [−1, 1] of all channels, for a new model: (K, C)."""
     side = max(round(colours ** (1 / channels)), 2)
     side += side**channels < colours
     steps = torch.linspace(-1, 1, side)
@@ -281,7 +278,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
-    """The entries of transformers' config.json; its biases are zero, and its sequence starts with colour K."""
+    """The entries of transformers' config.json; its biases are zero, and its sequence starts with color K."""
     rows, columns = pair(config["image_size"])
     return {
         "architectures": ["ImageGPTForCausalImageModeling"],
@@ -324,4 +321,4 @@ HF_IMAGEGPT = side.SourceNames(
     card=make_hf_card,
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(HF_IMAGEGPT,), resampled={"pos_embed": "grid"})
-FAMILY = Family(name="igpt", config=IGPTConfig, build=IGPT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("igpt", IGPTConfig, IGPT, PRESETS, ALIASES, CHECKPOINT)

@@ -365,17 +365,14 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     first = [f"stages.{stage}.blocks.0." for stage in range(len(stages))]
     tables = [side.get_shape(shapes, f"{name}attn.attention_biases", 3) for name in first]
     maps = [side.get_shape(shapes, f"{name}attn.qkv.linear.weight", 2) for name in first]
-    classes = side.count_classes(shapes, "head.linear.weight")
-    fields = {
+    channels, widths = side.get_shape(shapes, "stem.conv1.linear.weight", 4)[1], tuple(width for _, width in maps)
+    fields = side.describe_stages(shapes, channels, stages, widths, "head.linear.weight")
+    fields |= {
         "image_size": (tables[0][1] << convolutions, tables[0][2] << convolutions),
         "convolutions": convolutions,
-        "channels": side.get_shape(shapes, "stem.conv1.linear.weight", 4)[1],
-        "classes": classes,
-        "stages": stages,
-        "widths": tuple(width for _, width in maps),
         "heads": tuple(heads for heads, _, _ in tables),
         "key_width": maps[0][0] // (4 * tables[0][0]),  # queries, keys, and values of twice their width
-        "distilled": not classes or "head_dist.linear.weight" in shapes,
+        "distilled": not fields["classes"] or "head_dist.linear.weight" in shapes,
     }
     return side.InferredConfig(fields=fields)
 
@@ -559,4 +556,4 @@ CHECKPOINT = side.CheckpointSide(
     sources=(TIMM, *map(make_hf_source, PUBLISHED_STAGES), *map(make_authors_source, PUBLISHED_STAGES)),
     resampled={"attention_biases": "distances"},
 )
-FAMILY = Family(name="levit", config=LeViTConfig, build=LeViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("levit", LeViTConfig, LeViT, PRESETS, ALIASES, CHECKPOINT)

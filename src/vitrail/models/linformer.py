@@ -168,4 +168,4 @@ PRESETS = Presets(
     }
 )
 CHECKPOINT = CheckpointSide(resampled={**RESAMPLED, "projection": "sums"})
-FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS, checkpoint=CHECKPOINT)
+FAMILY = Family("linformer", LinformerConfig, Linformer, PRESETS, checkpoint=CHECKPOINT)

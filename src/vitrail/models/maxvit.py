@@ -315,13 +315,10 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     first = [f"stages.{stage}.blocks.0.attn_block." for stage in range(len(stages))]
     tables = [side.get_shape(shapes, f"{name}{TABLE}", 3) for name in first]
     stride = 2 ** (len(stages) + 1)
-    fields = {
+    widths = tuple(side.get_shape(shapes, f"{name}norm1.weight", 1)[0] for name in first)
+    fields = side.describe_stages(shapes, channels, stages, widths, "head.fc.weight") | {
         "image_size": ((tables[0][1] + 1) // 2 * stride, (tables[0][2] + 1) // 2 * stride),
-        "channels": channels,
-        "classes": side.count_classes(shapes, "head.fc.weight"),
         "stem_width": stem_width,
-        "stages": stages,
-        "widths": tuple(side.get_shape(shapes, f"{name}norm1.weight", 1)[0] for name in first),
         "heads": tuple(table[0] for table in tables),
         "constants": "google" if "stem.conv1.bias" in shapes else "torchvision",
     }
@@ -457,11 +454,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={"position_bias.table": "map"})
-FAMILY = Family(
-    name="maxvit",
-    config=MaxViTConfig,
-    build=MaxViT,
-    presets=PRESETS,
-    aliases=ALIASES,
-    checkpoint=CHECKPOINT,
-)
+FAMILY = Family("maxvit", MaxViTConfig, MaxViT, PRESETS, ALIASES, CHECKPOINT)

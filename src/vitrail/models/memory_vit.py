@@ -206,4 +206,4 @@ PRESETS = Presets(
         "memory_vit_tiny_patch16_224": replace(BASE, patch_size=16, width=192, heads=3),
     }
 )
-FAMILY = Family(name="memory_vit", config=MemoryViTConfig, build=MemoryViT, presets=PRESETS)
+FAMILY = Family("memory_vit", MemoryViTConfig, MemoryViT, PRESETS)

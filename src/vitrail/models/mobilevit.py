@@ -2,7 +2,7 @@
 
 B batch, C channels, n = h·w tokens, D width of the tokens; h, w and the channels change by stage. A map is cut into
 squares of 2×2 places; the places at the top left of all squares attend to each other, as do those at the top right, …:
-four sequences of n/4 tokens. The convolutions around them mix neighbours. Images may have any size.
+four sequences of n/4 tokens. The convolutions around them mix neighbors. Images may have any size.
 """
 
 from dataclasses import dataclass, field
@@ -388,6 +388,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
-FAMILY = Family(
-    name="mobilevit", config=MobileViTConfig, build=MobileViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("mobilevit", MobileViTConfig, MobileViT, PRESETS, ALIASES, CHECKPOINT)

@@ -2,7 +2,7 @@
 
 B batch, n = h·w tokens, D width, H heads, K width of a head; h, w and D change by level. The first of L levels is cut
 into 2^(L−1) × 2^(L−1) blocks, the last one is a single block; a block always has as many tokens. A convolution and a
-max pool between levels let neighbours across a border meet. Public weights were trained with the tanh approximation of
+max pool between levels let neighbors across a border meet. Public weights were trained with the tanh approximation of
 GELU and TensorFlow's padding: timm runs them with the exact GELU, and its models without `_jx` have symmetric padding.
 """
 
@@ -270,4 +270,4 @@ SOURCES = (
 CHECKPOINT = side.CheckpointSide(
     infer_config=infer_config, sources=SOURCES, resampled={"pos_embed": "map", "patch_embed.proj.weight": "kernel"}
 )
-FAMILY = Family(name="nest", config=NesTConfig, build=NesT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("nest", NesTConfig, NesT, PRESETS, ALIASES, CHECKPOINT)

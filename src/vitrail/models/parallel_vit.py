@@ -134,13 +134,7 @@ class AttentionBranch(nn.Module):
     """γ·attention(LN(x)), in two steps: q, k and v from the tokens, and what the outputs of its heads add to them."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        norm_eps: float,
-        layer_scale: float | None,
-        rates: Rates,
-        attention_dropout: float,
+        self, width: int, heads: int, norm_eps: float, layer_scale: float | None, rates: Rates, attention_dropout: float
     ) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, norm_eps)
@@ -274,11 +268,4 @@ AUTHORS = side.SourceNames(
     details={"fields": {"prefix_positions": False}, "own_names": True},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(TIMM, AUTHORS))
-FAMILY = Family(
-    name="parallel_vit",
-    config=ParallelViTConfig,
-    build=ParallelViT,
-    presets=PRESETS,
-    aliases=ALIASES,
-    checkpoint=CHECKPOINT,
-)
+FAMILY = Family("parallel_vit", ParallelViTConfig, ParallelViT, PRESETS, ALIASES, CHECKPOINT)

@@ -78,10 +78,6 @@ class MergedViT(PatchEncoder):
             x = block(x, grid)
         return x, grid
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of merged tokens after the norm: (B, M, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
-
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """The map before the merger: (B, C, H, W) → [(B, D, h, w)]."""
         x, grid = self.run_first_blocks(images)
@@ -106,4 +102,4 @@ PRESETS = Presets(
         "patch_merger_base_patch16_224": PatchMergerConfig(),
     }
 )
-FAMILY = Family(name="patch_merger", config=PatchMergerConfig, build=MergedViT, presets=PRESETS)
+FAMILY = Family("patch_merger", PatchMergerConfig, MergedViT, PRESETS)

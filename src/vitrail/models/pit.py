@@ -224,14 +224,10 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     widths = tuple(side.get_shape(shapes, name, 2)[1] for name in first)
     rows, columns = side.get_shape(shapes, "pos_embed", 4)[2:]
     stride = -(-patch // 2)
-    fields = {
+    fields = side.describe_stages(shapes, channels, stages, widths) | {
         "image_size": ((rows - 1) * stride + patch, (columns - 1) * stride + patch),
         "patch_size": patch,
         "stride": stride,
-        "channels": channels,
-        "classes": side.count_classes(shapes, "head.weight"),
-        "stages": stages,
-        "widths": widths,
         "mlp_ratio": shapes[first[0]][0] / width,
         "distilled": side.get_shape(shapes, "cls_token", 3)[1] == 2,
     }
@@ -275,4 +271,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={"pos_embed": "map"})
-FAMILY = Family(name="pit", config=PiTConfig, build=PiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("pit", PiTConfig, PiT, PRESETS, ALIASES, CHECKPOINT)

@@ -318,4 +318,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
-FAMILY = Family(name="pvt_v2", config=PVTv2Config, build=PVTv2, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("pvt_v2", PVTv2Config, PVTv2, PRESETS, ALIASES, CHECKPOINT)

@@ -361,6 +361,4 @@ AUTHORS = side.SourceNames(
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(AUTHORS,), resampled={})
-FAMILY = Family(
-    name="regionvit", config=RegionViTConfig, build=RegionViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("regionvit", RegionViTConfig, RegionViT, PRESETS, ALIASES, CHECKPOINT)

@@ -168,15 +168,11 @@ ALIASES = {
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     blocks = side.count_stage_blocks(shapes, r"s(\d+)\.", r"s{}\.b(\d+)\.")
     stages = range(1, len(blocks) + 1)
-    fields = {
-        "image_size": (224, 224),
-        "stages": blocks,
-        "widths": tuple(side.get_shape(shapes, f"s{stage}.b1.conv1.conv.weight", 4)[0] for stage in stages),
-        "group_width": side.get_shape(shapes, "s1.b1.conv2.conv.weight", 4)[1],
-        "channels": side.get_shape(shapes, "stem.conv.weight", 4)[1],
-        "classes": side.count_classes(shapes, "head.fc.weight"),
-    }
-    return side.InferredConfig(fields=fields)
+    widths = tuple(side.get_shape(shapes, f"s{stage}.b1.conv1.conv.weight", 4)[0] for stage in stages)
+    group_width = side.get_shape(shapes, "s1.b1.conv2.conv.weight", 4)[1]
+    channels = side.get_shape(shapes, "stem.conv.weight", 4)[1]
+    fields = side.describe_stages(shapes, channels, blocks, widths, "head.fc.weight")
+    return side.InferredConfig(fields=fields | {"group_width": group_width})
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -216,6 +212,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(
-    name="regnety", config=RegNetYConfig, build=RegNetY, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("regnety", RegNetYConfig, RegNetY, PRESETS, ALIASES, CHECKPOINT)

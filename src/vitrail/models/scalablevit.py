@@ -178,16 +178,10 @@ PRESETS = Presets(
     lambda: {
         "scalablevit_small": ScalableViTConfig(),
         "scalablevit_base": ScalableViTConfig(
-            stages=(2, 2, 14, 6),
-            widths=(96, 192, 384, 768),
-            heads=(3, 6, 12, 24),
-            key_ratios=(2.0, 1.25, 1.25, 1.0),
+            stages=(2, 2, 14, 6), widths=(96, 192, 384, 768), heads=(3, 6, 12, 24), key_ratios=(2.0, 1.25, 1.25, 1.0)
         ),
         "scalablevit_large": ScalableViTConfig(
-            stages=(2, 6, 12, 4),
-            widths=(128, 256, 512, 1024),
-            heads=(4, 8, 16, 32),
-            key_ratios=(0.25, 0.5, 1.0, 1.0),
+            stages=(2, 6, 12, 4), widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32), key_ratios=(0.25, 0.5, 1.0, 1.0)
         ),
     }
 )
@@ -226,11 +220,4 @@ AUTHORS = side.SourceNames(
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(AUTHORS,), resampled={})
-FAMILY = Family(
-    name="scalablevit",
-    config=ScalableViTConfig,
-    build=ScalableViT,
-    presets=PRESETS,
-    aliases=ALIASES,
-    checkpoint=CHECKPOINT,
-)
+FAMILY = Family("scalablevit", ScalableViTConfig, ScalableViT, PRESETS, ALIASES, CHECKPOINT)

@@ -256,6 +256,4 @@ AUTHORS = side.SourceNames(
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(AUTHORS,), resampled={"win_tokens": "map"})
-FAMILY = Family(
-    name="sepvit", config=SepViTConfig, build=SepViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("sepvit", SepViTConfig, SepViT, PRESETS, ALIASES, CHECKPOINT)

@@ -94,7 +94,7 @@ class SLViT(PatchEncoder):
 class PatchRows(nn.Module):
     """Patches as rows, pixel by pixel with all its channels, then a linear map: (B, C, H, W) → (B, n, D).
 
-    If `shifted`, four shifted copies of the image are further channels, and rows are normalised.
+    If `shifted`, four shifted copies of the image are further channels, and rows are normalized.
     """
 
     def __init__(self, width: int, patch: tuple[int, int], channels: int, norm_eps: float, *, shifted: bool) -> None:
@@ -166,7 +166,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
 
 
 def infer_patch(numbers: int) -> tuple[tuple[int, int], int]:
-    """The square patch of colour or grey images that has so many numbers: P·P or 3·P·P, never both."""
+    """The square patch of color or gray images that has so many numbers: P·P or 3·P·P, never both."""
     for channels in (3, 1):
         pixels = math.isqrt(numbers // channels)
         if channels * pixels**2 == numbers:
@@ -222,4 +222,4 @@ CHECKPOINT = side.CheckpointSide(
     resampled={"pos_embed": "grid"},  # the rows of a shifted patch are not a kernel that can be resized
     mlp_ratio=2,
 )
-FAMILY = Family(name="sl_vit", config=SLViTConfig, build=SLViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("sl_vit", SLViTConfig, SLViT, PRESETS, ALIASES, CHECKPOINT)

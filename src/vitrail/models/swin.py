@@ -156,7 +156,7 @@ class SwinStage(nn.Module):
 
 
 class PatchMerge(nn.Module):
-    """A linear map of 2×2 neighbours; an odd grid is padded with zeros."""
+    """A linear map of 2×2 neighbors; an odd grid is padded with zeros."""
 
     def __init__(self, width: int, out_width: int, *, norm_first: bool) -> None:
         super().__init__()
@@ -530,4 +530,4 @@ CHECKPOINT = side.CheckpointSide(
     sources=SOURCES,
     resampled={"position_bias.table": "map", "patch_embed.proj.weight": "kernel"},
 )
-FAMILY = Family(name="swin", config=SwinConfig, build=Swin, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("swin", SwinConfig, Swin, PRESETS, ALIASES, CHECKPOINT)

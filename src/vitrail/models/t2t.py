@@ -257,4 +257,4 @@ TRANSFORMER = side.SourceNames(
 )
 SOURCES = tuple(replace(each, layout=name) for name in ("t2t", "t2t_by_width") for each in (PERFORMER, TRANSFORMER))
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, mlp_ratio=3)
-FAMILY = Family(name="t2t", config=T2TConfig, build=T2T, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("t2t", T2TConfig, T2T, PRESETS, ALIASES, CHECKPOINT)

@@ -163,4 +163,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
-FAMILY = Family(name="twins", config=TwinsConfig, build=Twins, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("twins", TwinsConfig, Twins, PRESETS, ALIASES, CHECKPOINT)

@@ -63,7 +63,7 @@ class SourceNames:
 
     layout: str
     table: tuple[NameEntry, ...]  # all names are read; for a tensor with several, the first is written
-    markers: tuple[str, ...] = ()  # names in the layout by which a file is recognised; (): the table is only written
+    markers: tuple[str, ...] = ()  # names in the layout by which a file is recognized; (): the table is only written
     named: str = ""  # prefix of the model name in the file, for models with the same tensors as another family
     accepts: Callable[[ConfigFields], bool] = lambda _: True
     supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])  # values by field

@@ -210,9 +210,7 @@ DINO = side.SourceNames(
     ),
     markers=(PATCH_KERNEL,),
     supported=support_more(
-        *("registers", "layer_scale", "mlp_width", "qkv_bias"),
-        classes=(0,),
-        activation=("gelu", "gelu_tanh", "swiglu"),
+        *("registers", "layer_scale", "mlp_width", "qkv_bias"), classes=(0,), activation=("gelu", "gelu_tanh", "swiglu")
     ),
     assumed=TIMM_ASSUMED,
     heads={192: 3, 384: 6, 768: 12, 1024: 16, 1536: 24},  # also of iBOT and DINOv2: 64 channels per head

@@ -93,12 +93,7 @@ def make_stage_levels(
     strides = [stride * factor**stage for stage in range(len(stages))]
     check_grid(pair(image), pair(strides[-1]))
     return tuple(
-        Level(
-            grid=check_grid(pair(image), pair(stride)),
-            stride=pair(stride),
-            width=widths[stage],
-            blocks=tuple(names),
-        )
+        Level(grid=check_grid(pair(image), pair(stride)), stride=pair(stride), width=widths[stage], blocks=tuple(names))
         for stage, (stride, names) in enumerate(zip(strides, name_blocks(stages, block), strict=True))
     )
 
@@ -140,10 +135,6 @@ class StagedModel(ImageModel):
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         return [unflatten_map(x, grid) for x, grid in self.run_stages(*self.embed(images))]
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
 
 
 class PegModel(StagedModel):

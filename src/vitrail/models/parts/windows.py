@@ -109,7 +109,7 @@ class Windows:
         return x.flatten(1, 2)
 
     def regions(self, device: torch.device | None = None) -> Tensor | None:
-        """Whether two tokens of a window are neighbours on the grid, (W, m, m); None if all are."""
+        """Whether two tokens of a window are neighbors on the grid, (W, m, m); None if all are."""
         if not any(self.shift):
             return None
         sides = [extent + more for extent, more in zip(self.grid, self.padding, strict=True)]
@@ -201,7 +201,7 @@ class WindowAttention(SelfAttention):
     """Self-attention within windows of a grid, with a bias by position: (B, n, D) → (B, n, D).
 
     A grid smaller than a window is one window. Of two blocks, the second one usually shifts its windows by half their
-    size, so that neighbours across a border meet. Attention maps are those of the windows: (B·W, H, m, m).
+    size, so that neighbors across a border meet. Attention maps are those of the windows: (B·W, H, m, m).
     """
 
     def __init__(
