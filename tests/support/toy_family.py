@@ -17,8 +17,8 @@ from vitrail.models.base.checkpoint_side import (
     SourceNames,
     TensorShapes,
     count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
+    count_numbers,
+    get_shape,
     make_entry,
 )
 from vitrail.models.base.checks import Size, check_fields, pair
@@ -75,13 +75,13 @@ PRESETS = {"toy_small": ToyConfig(), "toy_large": ToyConfig(depth=4)}
 
 
 def infer_config(shapes: TensorShapes) -> InferredConfig:
-    width, channels, *patch = get_tensor_shape(shapes, "patch_embed.proj.weight", 4)
+    width, channels, *patch = get_shape(shapes, "patch_embed.proj.weight", 4)
     fields = {
         "patch_size": (patch[0], patch[1]),
         "channels": channels,
         "classes": count_classes(shapes, "head.weight"),
         "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
+        "depth": count_numbers(shapes, r"blocks\.(\d+)\."),
     }
     return InferredConfig(fields=fields, stride=(patch[0], patch[1]))
 

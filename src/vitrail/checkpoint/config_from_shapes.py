@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.family_recognition import get_field_defaults
-from vitrail.models.base.checkpoint_side import InferredConfig, TensorShapes, get_tensor_shape
+from vitrail.models.base.checkpoint_side import InferredConfig, TensorShapes, get_shape
 from vitrail.models.base.family import Family
 from vitrail.models.catalog.family_index import list_family_entries, list_published_heads
 
@@ -119,7 +119,7 @@ def infer_image_size(
     if "pos_embed" not in shapes:
         default = (14 * stride[0], 14 * stride[1])
         return {"positions": "none", "image_size": trained or in_file or requested or default}, {}
-    rows = get_tensor_shape(shapes, "pos_embed", 3)[1]
+    rows = get_shape(shapes, "pos_embed", 3)[1]
     patches = {True: rows - prefix, False: rows}  # by prefix_positions
     prefixed = known.get("prefix_positions") if has_choice else True
     if isinstance(prefixed, bool):

@@ -14,6 +14,9 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.attention_kernels import attend_by_products, choose_products
 from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions
 
+Mask = Tensor | None  # of booleans, True for keys that are kept, or added to the scores
+Projected = tuple[Tensor, Tensor, Tensor, Mask]  # q, k, v and the mask joined with the positions' bias
+
 
 def attention(
     q: Tensor,
@@ -121,17 +124,16 @@ class AttentionLayer(nn.Module):
     dropout: float
     proj: nn.Module  # maps the outputs of all heads, (B, N, H·V)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         """q, k, v and the mask joined with the positions' bias; with `queries`, only for the first `queries` tokens."""
         raise NotImplementedError
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
-        return self.proj(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
+        return self.proj(merge_heads(self.attend(*self.project(x, grid, mask, queries))))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """The weighted means of the values, from the output of `project`: (B, H, Nq, V)."""
+        return attention(q, k, v, mask, self.dropout if self.training else 0.0)
 
     def weights(self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None) -> Tensor:
         """The attention probabilities of `forward` if every token is a query: (B, H, N, N)."""
@@ -163,9 +165,7 @@ class SelfAttention(AttentionLayer):
         self.qkv = nn.Linear(width, 3 * width, bias=bias)  # rows: all of q, then k, then v; in each head after head
         self.proj = nn.Linear(width, width)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         if queries is None:
             qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, N, K)
             q, k, v = qkv.unbind()

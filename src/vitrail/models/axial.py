@@ -4,7 +4,7 @@ B batch, n = h·w tokens, D width, H heads, K width of a head. No class token: i
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,33 +12,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, attention, join_masks, merge_heads
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.layers.residual import StochasticDepth
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, make_head, scale_rate, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
-class AxialConfig(DropRates):
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the mean of the tokens
-    width: int = 768  # channels of a token
+class AxialConfig(EncoderConfig):
     depth: int = 9  # blocks; each has 4/3 of a ViT's weights, so 9 have as many as a ViT's 12
-    heads: int = 12  # attention heads, each width / heads wide
-    mlp_width: int | None = None  # default: 4·width
-    norm_eps: float = 1e-6
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
 class Axial(ImageModel):
@@ -51,9 +39,7 @@ class Axial(ImageModel):
     def __init__(self, config: AxialConfig) -> None:
         super().__init__(config)
         width, patch = config.width, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("mean", "head"),) if config.classes else ()
+        self.declare_level(patch)
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
@@ -83,10 +69,6 @@ class Axial(ImageModel):
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:  # noqa: ARG002  # each attention adds its own
         return self.drop(patches)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
 
     def tables(self, grid: Grid) -> Tensor:
         """The position tables of the first block, column and row concatenated: (1, n, 2·D)."""
@@ -151,17 +133,13 @@ class AxialAttention(SelfAttention):
     def table(self) -> Tensor:
         return self.get_parameter("pos_columns" if self.rows else "pos_rows")
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         """q, k, v, and the mask joined with the mask of the rows or columns."""
         grid = check_token_grid(x.shape[1], grid)
         q, k, v, _ = super().project(self.add_positions(x, grid), queries=queries)
         return q, k, v, join_masks(same_line_mask(grid, rows=self.rows, device=x.device)[:queries], mask)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         if mask is not None or queries is not None:
             return super().forward(x, grid, mask, queries)
         grid = check_token_grid(x.shape[1], grid)
@@ -206,13 +184,9 @@ def check_token_grid(tokens: int, grid: Grid | None) -> Grid:
     return grid
 
 
-SIZES = {
-    "tiny": AxialConfig(width=192, heads=3),
-    "small": AxialConfig(width=384, heads=6),
-    "base": AxialConfig(),
-}
+SIZES = {"tiny": AxialConfig(width=192, heads=3), "small": AxialConfig(width=384, heads=6), "base": AxialConfig()}
 PATCH_SIZES = {"tiny": (16, 8, 4), "small": (16, 8, 4), "base": (16, 8)}  # rows of 14, 28 and 56 tokens
 PRESETS = Presets(
     lambda: {f"axial_{s}_patch{p}_224": replace(SIZES[s], patch_size=p) for s in SIZES for p in PATCH_SIZES[s]}
 )
-FAMILY = Family(name="axial", config=AxialConfig, build=Axial, presets=PRESETS)
+FAMILY = Family("axial", AxialConfig, Axial, PRESETS)

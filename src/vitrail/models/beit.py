@@ -14,25 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, join_masks
+from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    THREE_PARTS,
-    TWO_PARTS,
-    TensorTransform,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_scaled_layers
 from vitrail.models.names import encoder_names, hf_names
 from vitrail.models.parts.attention import KeylessBiasLinear
-from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, make_encoder_blocks, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +32,6 @@ class BeitConfig(EncoderConfig):
     layer_scale: float | None = 1e-5  # the factor that a block's branches start with; none: no factor
     shared_bias: bool = False  # one table of biases for all blocks, as in pre-training; false: one per block
     pool: Literal["mean_norm", "class"] = "mean_norm"  # mean_norm: the final norm after the mean of the patches
-    norm_eps: float = 1e-6  # transformers: 1e-12
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the tables are resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
 class Beit(ImageModel):
@@ -59,8 +46,7 @@ class Beit(ImageModel):
     def __init__(self, config: BeitConfig) -> None:
         super().__init__(config)
         width, eps, patch = config.width, config.norm_eps, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.declare_level(patch)
         mean = config.pool == "mean_norm"
         self.classifier_tokens = () if mean else ("class",)
         self.classifiers = (("mean" if mean else "class", "head"),) if config.classes else ()
@@ -68,15 +54,7 @@ class Beit(ImageModel):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_drop = nn.Dropout(config.dropout)
         self.rel_pos_bias = ClassOffsetBias(config.heads, self.grid) if config.shared_bias else None
-        self.blocks = make_blocks(
-            config.depth,
-            width,
-            config.heads,
-            config.mlp_width or 4 * width,
-            norm_eps=eps,
-            rates=(config.dropout, config.attention_dropout, config.stochastic_depth),
-            layer_scale=config.layer_scale,
-        )
+        self.blocks = make_encoder_blocks(config, config.mlp_width or 4 * width, layer_scale=config.layer_scale)
         for block in self.blocks:
             bias = None if config.shared_bias else ClassOffsetBias(config.heads, self.grid)
             block.attn = OffsetAttention(width, config.heads, bias, dropout=config.attention_dropout)
@@ -124,9 +102,7 @@ class OffsetAttention(SelfAttention):
         self.qkv = KeylessBiasLinear(width)
         self.position_bias = position_bias
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, _ = super().project(x)
         if self.position_bias is not None:
             if grid is None or grid[0] * grid[1] != x.shape[1] - 1:
@@ -180,7 +156,7 @@ TABLE, SHARED_TABLE = "blocks.#.attn.position_bias.offsets", "rel_pos_bias.offse
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """The table determines the number of heads and, for a square, the grid."""
     fields, shared = encoder_names.infer_encoder_fields(shapes), SHARED_TABLE in shapes
-    _, rows, heads = get_tensor_shape(shapes, SHARED_TABLE if shared else TABLE.replace("#", "0"), 3)
+    _, rows, heads = side.get_shape(shapes, SHARED_TABLE if shared else TABLE.replace("#", "0"), 3)
     span = math.isqrt(max(rows - 3, 0))
     square = span * span == rows - 3 and span % 2 == 1
     fields |= {
@@ -212,15 +188,17 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 
 
 # theirs: (R + 3, H), the three rows of the class token last
-CLASS_ROWS_FIRST = TensorTransform(lambda parts: parts[0].roll(3, 0)[None], lambda table, _: [table[0].roll(-3, 0)])
+CLASS_ROWS_FIRST = side.TensorTransform(
+    lambda parts: parts[0].roll(3, 0)[None], lambda table, _: [table[0].roll(-3, 0)]
+)
 BLOCK, THEIR_TABLE, PARTS = "blocks.#.", "relative_position_bias_table", ("query", "key", "value")
 TIMM_TABLE = (
-    *make_same_name_entries("cls_token", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"),
-    *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#"))),
-    *(make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
-    make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], f"{BLOCK}attn.qkv.qv_bias", TWO_PARTS),
-    make_entry(f"{BLOCK}attn.{THEIR_TABLE}", TABLE, CLASS_ROWS_FIRST),
-    make_entry(f"rel_pos_bias.{THEIR_TABLE}", SHARED_TABLE, CLASS_ROWS_FIRST),
+    *side.keep_names("cls_token", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"),
+    *side.keep_names(*(f"{BLOCK}{part}.*" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#"))),
+    *(side.make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
+    side.make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], f"{BLOCK}attn.qkv.qv_bias", side.TWO_PARTS),
+    side.make_entry(f"{BLOCK}attn.{THEIR_TABLE}", TABLE, CLASS_ROWS_FIRST),
+    side.make_entry(f"rel_pos_bias.{THEIR_TABLE}", SHARED_TABLE, CLASS_ROWS_FIRST),
 )
 SIMMIM_TABLE = tuple(replace(row, theirs=tuple(f"encoder.{name}" for name in row.theirs)) for row in TIMM_TABLE)
 
@@ -229,31 +207,31 @@ def make_hf_rows(layer: str, q: str, out: str, table: str, shared: str) -> tuple
     """The rows whose names differ on disk and in memory."""
     names = [f"{layer}{q.format(*each)}" for each in zip(PARTS, "qkv", strict=True)]
     return (
-        make_entry([f"{each}.weight" for each in names], f"{BLOCK}attn.qkv.weight", THREE_PARTS),
-        make_entry([f"{names[0]}.bias", f"{names[2]}.bias"], f"{BLOCK}attn.qkv.qv_bias", TWO_PARTS),
-        make_entry(f"{layer}attention.{out}.*", f"{BLOCK}attn.proj.*"),
-        make_entry(f"{layer}{table}relative_position_bias.{THEIR_TABLE}", TABLE, CLASS_ROWS_FIRST),
-        make_entry(f"{shared}.{THEIR_TABLE}", SHARED_TABLE, CLASS_ROWS_FIRST),
-        *(make_entry(f"{layer}lambda_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
-        make_entry(f"{layer}layernorm_before.*", f"{BLOCK}norm1.*"),
-        make_entry(f"{layer}layernorm_after.*", f"{BLOCK}norm2.*"),
+        side.make_entry([f"{each}.weight" for each in names], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS),
+        side.make_entry([f"{names[0]}.bias", f"{names[2]}.bias"], f"{BLOCK}attn.qkv.qv_bias", side.TWO_PARTS),
+        side.make_entry(f"{layer}attention.{out}.*", f"{BLOCK}attn.proj.*"),
+        side.make_entry(f"{layer}{table}relative_position_bias.{THEIR_TABLE}", TABLE, CLASS_ROWS_FIRST),
+        side.make_entry(f"{shared}.{THEIR_TABLE}", SHARED_TABLE, CLASS_ROWS_FIRST),
+        *(side.make_entry(f"{layer}lambda_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
+        side.make_entry(f"{layer}layernorm_before.*", f"{BLOCK}norm1.*"),
+        side.make_entry(f"{layer}layernorm_after.*", f"{BLOCK}norm2.*"),
     )
 
 
 OLD, NEW = hf_names.HF_OLD_LAYER, hf_names.HF_NEW_LAYER
 HF_TABLE = (
-    make_entry("embeddings.cls_token", "cls_token"),
-    make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
-    make_entry("pooler.layernorm.*", "fc_norm.*"),
-    make_entry("layernorm.*", "norm.*"),
-    make_entry("classifier.*", "head.*"),
+    side.make_entry("embeddings.cls_token", "cls_token"),
+    side.make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
+    side.make_entry("pooler.layernorm.*", "fc_norm.*"),
+    side.make_entry("layernorm.*", "norm.*"),
+    side.make_entry("classifier.*", "head.*"),
     *make_hf_rows(
         OLD, "attention.attention.{0}", "output.dense", "attention.attention.", "encoder.relative_position_bias"
     ),
-    make_entry(f"{OLD}intermediate.dense.*", f"{BLOCK}mlp.fc1.*"),
-    make_entry(f"{OLD}output.dense.*", f"{BLOCK}mlp.fc2.*"),
+    side.make_entry(f"{OLD}intermediate.dense.*", f"{BLOCK}mlp.fc1.*"),
+    side.make_entry(f"{OLD}output.dense.*", f"{BLOCK}mlp.fc2.*"),
     *make_hf_rows(NEW, "attention.{1}_proj", "o_proj", "", "shared_position_bias"),  # in memory since v5
-    make_entry(f"{NEW}mlp.fc#.*", f"{BLOCK}mlp.fc#.*"),
+    side.make_entry(f"{NEW}mlp.fc#.*", f"{BLOCK}mlp.fc#.*"),
 )
 PRETRAINING = r".*relative_position_index|(encoder\.)?mask_token|(lm_head|cls_pt_layers|decoder)\..*"  # not used here
 
@@ -296,4 +274,4 @@ SOURCES = (
     SIMMIM,
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(name="beit", config=BeitConfig, build=Beit, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("beit", BeitConfig, Beit, PRESETS, ALIASES, CHECKPOINT)

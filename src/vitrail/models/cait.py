@@ -11,26 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.layers.attention import Attention, SelfAttention, merge_heads
+from vitrail.layers.attention import Attention, Mask, SelfAttention
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
-from vitrail.layers.positions import Grid, resample
+from vitrail.layers.positions import Grid
 from vitrail.layers.residual import LayerScale
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TWO_PARTS,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import RATE, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import RATE, pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
 from vitrail.models.names import encoder_names
-from vitrail.models.parts.encoder import EncoderConfig, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_head, prepend_tokens, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +32,10 @@ class CaiTConfig(EncoderConfig):  # all rates of what is dropped: only in the bl
     class_depth: int = 2  # blocks after them, in which the class token attends to the patches
     heads: int = 8  # attention heads, each width / heads wide
     layer_scale: float = 1e-5  # the factor that a block's branches start with
-    norm_eps: float = 1e-6
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
-class CaiT(ImageModel):
+class CaiT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: CaiTConfig
@@ -59,11 +46,9 @@ class CaiT(ImageModel):
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
         patch = pair(config.patch_size)
-        (level,) = make_single_level(pair(config.image_size), patch, width, config.depth)
+        self.declare_level(patch)
         class_blocks = (f"blocks_token_only.{layer}" for layer in range(config.class_depth))
-        self.levels = (replace(level, blocks=(*level.blocks, *class_blocks)),)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.levels = (replace(self.levels[0], blocks=(*self.levels[0].blocks, *class_blocks)),)
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width))
@@ -98,9 +83,6 @@ class CaiT(ImageModel):
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         return self.pos_drop(patches + self.tables(grid))
 
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
-
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         for block in self.blocks:
             x = block(x, grid)
@@ -126,12 +108,8 @@ class TalkingHeads(SelfAttention):
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         return self.proj_w(scores.softmax(-1))
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
-        weights = F.dropout(self.weigh(q, k, mask), self.dropout, self.training)
-        return self.proj(merge_heads(weights @ v))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        return F.dropout(self.weigh(q, k, mask), self.dropout, self.training) @ v
 
 
 class HeadMix(nn.Linear):
@@ -185,8 +163,8 @@ ALIASES = {
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """The class token has no position; the number of heads follows from the matrices that mix heads."""
     fields = encoder_names.infer_encoder_fields(shapes)
-    fields["class_depth"] = count_distinct_numbers_in_names(shapes, r"blocks_token_only\.(\d+)\.")
-    fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]
+    fields["class_depth"] = side.count_numbers(shapes, r"blocks_token_only\.(\d+)\.")
+    fields["heads"] = side.get_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]
     return side.InferredConfig(fields=fields, stride=fields["patch_size"])
 
 
@@ -199,14 +177,16 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
 CLASS_PARTS = ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#")
 NAME_TABLE = (
     *encoder_names.TIMM_BASE_TABLE,
-    *make_same_name_entries("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*"),
-    *make_same_name_entries(*(f"blocks_token_only.#.{part}.*" for part in CLASS_PARTS)),
+    *side.keep_names("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*"),
+    *side.keep_names(*(f"blocks_token_only.#.{part}.*" for part in CLASS_PARTS)),
     *(
-        make_entry(f"{blocks}.#.gamma_{n}", f"{blocks}.#.ls{n}.gamma")
+        side.make_entry(f"{blocks}.#.gamma_{n}", f"{blocks}.#.ls{n}.gamma")
         for blocks in ("blocks", "blocks_token_only")
         for n in (1, 2)
     ),
-    make_entry([f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", TWO_PARTS),
+    side.make_entry(
+        [f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", side.TWO_PARTS
+    ),
 )
 MARKERS = (encoder_names.PATCH_KERNEL, "blocks_token_only.0.norm1.weight")
 SOURCES = (
@@ -231,4 +211,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(name="cait", config=CaiTConfig, build=CaiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("cait", CaiTConfig, CaiT, PRESETS, ALIASES, CHECKPOINT)

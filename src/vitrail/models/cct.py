@@ -13,17 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.block import Block
-from vitrail.layers.positions import Grid, resample, sinusoid_1d
+from vitrail.layers.positions import Grid, sinusoid_1d
 from vitrail.models.base.checkpoint_side import CheckpointSide
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.encoder import make_blocks, make_head, zero_head
+from vitrail.models.parts.encoder import PatchEncoder, make_encoder_blocks, make_head, zero_head
 
-NEIGHBOUR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
+NEIGHBOR_OFFSETS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # rows, columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +39,8 @@ class CCTConfig:
     depth: int = 7  # blocks
     heads: int = 4  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 2·width
-    published: bool = True  # no qkv bias, the MLP is added to the normalised tokens; otherwise as in a ViT
-    neighbours: bool = False  # attention with a learned bias per offset; initially each head attends to one neighbour
+    published: bool = True  # no qkv bias, the MLP is added to the normalized tokens; otherwise as in a ViT
+    neighbours: bool = False  # attention with a learned bias per offset; initially each head attends to one neighbor
     learned_positions: bool = True  # otherwise sinusoidal
     norm_eps: float = 1e-5
     dropout: float = field(default=0.0, metadata=RATE)
@@ -69,7 +68,7 @@ class CCTConfig:
         return (side, side)
 
 
-class CCT(ImageModel):
+class CCT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D)."""
 
     config: CCTConfig
@@ -80,8 +79,7 @@ class CCT(ImageModel):
     def __init__(self, config: CCTConfig) -> None:
         super().__init__(config)
         width, mlp_width = config.width, config.mlp_width or 2 * config.width
-        self.levels = make_single_level(pair(config.image_size), config.patch, width, config.depth)
-        self.sizes = make_patch_sizes(config.patch, dynamic=config.dynamic)
+        self.declare_level(config.patch)
         self.classifiers = (("map", "head"),) if config.classes else ()
         if config.neighbours:
             self.no_dropping_reason = "its attention needs the offset between any two tokens"
@@ -90,11 +88,8 @@ class CCT(ImageModel):
         self.patch_embed = Tokenizer(widths, config.kernel, config.stride, pools, batch_norm=config.batch_norm)
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width), config.learned_positions)
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
         kind, eps, bias = PublishedBlock if config.published else Block, config.norm_eps, not config.published
-        self.blocks = make_blocks(
-            config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, kind=kind, qkv_bias=bias
-        )
+        self.blocks = make_encoder_blocks(config, mlp_width, kind=kind, qkv_bias=bias)
         if config.neighbours:
             for block in self.blocks:
                 block.attn = LocalAttention(width, config.heads, self.grid, bias=bias)
@@ -112,18 +107,12 @@ class CCT(ImageModel):
             elif isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
             elif isinstance(module, LocalAttention):
-                module.init_neighbour_offsets()
+                module.init_neighbor_offsets()
         if self.config.learned_positions:
             nn.init.normal_(self.pos_embed, std=0.02)
         else:
             self.pos_embed.copy_(sinusoid_1d(self.grid, self.config.width))
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(patches + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The output of the head for the pooled `tokens`: (B, n, D) → (B, classes)."""
@@ -177,7 +166,7 @@ class SequencePool(nn.Linear):
 
 
 class PublishedBlock(Block):
-    """The MLP gets the normalised tokens and is added to them, not to the residual stream."""
+    """The MLP gets the normalized tokens and is added to them, not to the residual stream."""
 
     def compute(self, x: Tensor, grid: Grid | None, queries: int | None, mask: Tensor | None = None) -> Tensor:
         x = x[:, :queries] + self.drop_path(self.drop(self.attn(self.norm1(x), grid, mask, queries)))
@@ -193,15 +182,13 @@ class LocalAttention(SelfAttention):
         self.grid = grid
         self.offsets = nn.Parameter(torch.empty(heads, 2 * grid[0] - 1, 2 * grid[1] - 1))
 
-    def init_neighbour_offsets(self) -> None:
-        """Point each head at one of the 8 neighbours: minus the squared distance from it, at least −8."""
+    def init_neighbor_offsets(self) -> None:
+        """Point each head at one of the 8 neighbors: minus the squared distance from it, at least −8."""
         rows, columns = (torch.arange(1 - n, n, device=self.offsets.device) for n in self.grid)
-        for head, (row, column) in zip(self.offsets, NEIGHBOUR_OFFSETS * len(self.offsets), strict=False):
+        for head, (row, column) in zip(self.offsets, NEIGHBOR_OFFSETS * len(self.offsets), strict=False):
             head.data.copy_(-((rows[:, None] - row) ** 2 + (columns - column) ** 2).clamp(max=8))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, mask = super().project(x, grid, mask, queries)
         h, w = grid or self.grid
         rows, columns = (
@@ -211,13 +198,10 @@ class LocalAttention(SelfAttention):
         by_offset = self.offsets[:, rows[:, None, :, None], columns[:, None, :]].reshape(-1, h * w, h * w)
         return q, k, v, join_masks(by_offset[:, :queries], mask)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)  # (B, H, n, n)
         scores = scores if mask is None else scores + mask.to(scores.dtype)  # a fused kernel takes a third longer
-        return self.proj(merge_heads(scores.softmax(-1) @ v))
+        return scores.softmax(-1) @ v
 
 
 SMALL = CCTConfig(width=128, heads=2, mlp_width=128)
@@ -236,4 +220,4 @@ PRESETS = Presets(
     }
 )
 CHECKPOINT = CheckpointSide(resampled={"pos_embed": "grid"})  # `offsets` has another shape than in a ViT
-FAMILY = Family(name="cct", config=CCTConfig, build=CCT, presets=PRESETS, checkpoint=CHECKPOINT)
+FAMILY = Family("cct", CCTConfig, CCT, PRESETS, checkpoint=CHECKPOINT)

@@ -18,22 +18,13 @@ from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    IDENTITY,
-    NameEntry,
-    TensorTransform,
-    count_stage_blocks,
-    describe_stages,
-    get_tensor_shape,
-    make_entry,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small
 from vitrail.models.names.hf_names import make_hf_heading
-from vitrail.models.parts.encoder import make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import ConvNet, check_stages
+from vitrail.models.parts.encoder import make_head, zero_head
+from vitrail.models.parts.stages import ConvNet, check_stages, list_stage_rates
 
 NORM_EPS, KERNEL = 1e-6, 7
 
@@ -52,7 +43,7 @@ class ConvNeXtConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths)
+        check_stages(self)
         check_size(pair(self.image_size), self.last_stride)
 
     @property
@@ -82,15 +73,13 @@ class ConvNeXt(ConvNet):
         self.classifiers = (("mean", "head.fc"),) if config.classes else ()
         first, patch = config.widths[0], config.patch_size
         self.stem = nn.Sequential(nn.Conv2d(config.channels, first, patch, patch), ChannelNorm(first))
-        self.stages, count = nn.ModuleList(), 0
+        self.stages, depth_rates = nn.ModuleList(), list_stage_rates(config.stochastic_depth, config.stages)
         self.stage_names = [f"stages.{stage}" for stage in range(len(config.stages))]
-        for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-            rates = [scale_rate(config.stochastic_depth, count + n, sum(config.stages)) for n in range(depth)]
+        for stage, (width, rates) in enumerate(zip(config.widths, depth_rates, strict=True)):
             parts = OrderedDict[str, nn.Module]()
             parts["downsample"] = halve_resolution(config.widths[stage - 1], width) if stage else nn.Identity()
             parts["blocks"] = nn.Sequential(*(ConvNeXtBlock(width, config.layer_scale, rate) for rate in rates))
             self.stages.append(nn.Sequential(parts))
-            count += depth
         norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
         self.head = nn.ModuleDict({"norm": norm, "fc": make_head(config.widths[-1], config.classes)})
         self.init_weights()
@@ -179,11 +168,11 @@ ALIASES = {f"ConvNeXt-{letter}": f"convnext_{size}" for size, letter in LETTERS.
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    _, channels, patch, _ = get_tensor_shape(shapes, "stem.0.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    _, channels, patch, _ = side.get_shape(shapes, "stem.0.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0.norm.weight" for stage in range(len(stages))]
-    widths = tuple(get_tensor_shape(shapes, name, 1)[0] for name in first)
-    fields = describe_stages(shapes, channels, stages, widths, "head.fc.weight")
+    widths = tuple(side.get_shape(shapes, name, 1)[0] for name in first)
+    fields = side.describe_stages(shapes, channels, stages, widths, "head.fc.weight")
     initial = ConvNeXtConfig().layer_scale  # its initial value is not in the weights
     return side.InferredConfig(fields=fields | {"patch_size": patch, "layer_scale": initial})
 
@@ -221,13 +210,13 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 
 OUTSIDE = ("stem.0", "stem.1", "stages.#.downsample.0", "stages.#.downsample.1", "head.norm", "head.fc")
 BLOCK, BLOCK_PARTS = "stages.#.blocks.#.", ("conv_dw", "norm", "mlp.fc1", "mlp.fc2")
-AS_MATRIX = TensorTransform(lambda parts: parts[0].flatten(1), IDENTITY.to_theirs)  # may be a 1×1 convolution
-AS_CONVOLUTION = TensorTransform(AS_MATRIX.to_ours, lambda tensor, _: [tensor[..., None, None]])
-AS_MAP = TensorTransform(lambda parts: parts[0].flatten(), lambda tensor, _: [tensor[:, None, None]])
+AS_MATRIX = side.TensorTransform(lambda parts: parts[0].flatten(1), side.IDENTITY.to_theirs)  # may be a 1×1 convolution
+AS_CONVOLUTION = side.TensorTransform(AS_MATRIX.to_ours, lambda tensor, _: [tensor[..., None, None]])
+AS_MAP = side.TensorTransform(lambda parts: parts[0].flatten(), lambda tensor, _: [tensor[:, None, None]])
 
 
-def name_layers(theirs: tuple[str, ...], ours: tuple[str, ...] = OUTSIDE) -> tuple[NameEntry, ...]:
-    return tuple(make_entry(f"{their}.*", f"{our}.*") for their, our in zip(theirs, ours, strict=True))
+def name_layers(theirs: tuple[str, ...], ours: tuple[str, ...] = OUTSIDE) -> tuple[side.NameEntry, ...]:
+    return tuple(side.make_entry(f"{their}.*", f"{our}.*") for their, our in zip(theirs, ours, strict=True))
 
 
 def name_block(
@@ -236,19 +225,19 @@ def name_block(
     scale: str,
     *,
     ours: str = BLOCK,
-    matrix: TensorTransform = IDENTITY,
-    vector: TensorTransform = IDENTITY,
-) -> tuple[NameEntry, ...]:
+    matrix: side.TensorTransform = side.IDENTITY,
+    vector: side.TensorTransform = side.IDENTITY,
+) -> tuple[side.NameEntry, ...]:
     """The names of a block's `parts` and of its `scale`, and how matrices of the MLP and the scale are stored."""
-    rows = [make_entry(theirs + scale, f"{ours}gamma", vector)]
+    rows = [side.make_entry(theirs + scale, f"{ours}gamma", vector)]
     for their, our in zip(parts, BLOCK_PARTS, strict=True):
-        transform = matrix if our.startswith("mlp") else IDENTITY
-        rows.append(make_entry(f"{theirs}{their}.weight", f"{ours}{our}.weight", transform))
-        rows.append(make_entry(f"{theirs}{their}.bias", f"{ours}{our}.bias"))
+        transform = matrix if our.startswith("mlp") else side.IDENTITY
+        rows.append(side.make_entry(f"{theirs}{their}.weight", f"{ours}{our}.weight", transform))
+        rows.append(side.make_entry(f"{theirs}{their}.bias", f"{ours}{our}.bias"))
     return tuple(rows)
 
 
-def make_torchvision_table() -> tuple[NameEntry, ...]:
+def make_torchvision_table() -> tuple[side.NameEntry, ...]:
     """Stages have odd numbers, what halves the resolution before them even ones."""
     rows, parts = list(name_layers(("features.0.0", "features.0.1"), OUTSIDE[:2])), ("block.0", "block.2")
     for stage in range(4):
@@ -269,7 +258,7 @@ def find_torchvision_crop(config: side.ConfigFields) -> float:
 
 
 def make_timm_source(
-    table: tuple[NameEntry, ...], *markers: str, accepts: Callable[[side.ConfigFields], bool] = lambda _: True
+    table: tuple[side.NameEntry, ...], *markers: str, accepts: Callable[[side.ConfigFields], bool] = lambda _: True
 ) -> side.SourceNames:
     return side.SourceNames(
         layout="timm",
@@ -335,6 +324,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={"stem.0.weight": "kernel"})
-FAMILY = Family(
-    name="convnext", config=ConvNeXtConfig, build=ConvNeXt, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("convnext", ConvNeXtConfig, ConvNeXt, PRESETS, ALIASES, CHECKPOINT)

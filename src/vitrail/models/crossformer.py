@@ -1,6 +1,6 @@
 """CrossFormer (Wang 2021, arXiv 2108.00154) and CrossFormer++ (Wang 2023, arXiv 2303.06908): tokens of several scales.
 
-A token reads patches of four sizes around its place. Even blocks attend within groups of neighbours, odd ones within
+A token reads patches of four sizes around its place. Even blocks attend within groups of neighbors, odd ones within
 groups of tokens that are spread over a larger part of the grid. The biases of the attention are computed from offsets,
 so that images may have any multiple of the last stride; grids without whole groups are padded, and the padding is
 masked. B batch, n = h·w tokens, m = r·c tokens of a group, D width, H heads; h, w and D change by stage.
@@ -17,20 +17,19 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_distinct_numbers_in_names,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_used, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_used, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small_linear
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    flatten_map,
+    list_stage_rates,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import MaskedWindowAttention, Windows, check_windows, look_up_offsets
 
 NORM_EPS = 1e-5
@@ -55,10 +54,8 @@ class CrossFormerConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "windows": self.windows, "intervals": self.intervals}
-        check_stages(self.stages, widths=self.widths, **parts)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "windows", "intervals")
+        for width in self.widths:
             if width < BIAS_RATIO:
                 raise ConfigError(f"a width of {width}; expected {BIAS_RATIO} or more, for the MLP of the biases")
         check_used("cooling", self.cooling, False, used=max(self.stages) > 3, users="a stage of more than 3 blocks")
@@ -73,7 +70,7 @@ class CrossFormerConfig(DropRates):
 
 
 def check_kernels(name: str, kernels: tuple[int, ...]) -> None:
-    """Check that all kernels can be centred on the same places."""
+    """Check that all kernels can be centered on the same places."""
     if not kernels or any(each < kernels[0] or (each - kernels[0]) % 2 for each in kernels):
         raise ConfigError(f"{name} is {kernels}; expected the smallest first, and all even or all odd")
 
@@ -86,7 +83,7 @@ def split_width(width: int, parts: int) -> list[int]:
 
 
 class CrossFormer(StagedModel):
-    """Attention within groups of neighbours and of tokens at an interval, in turn."""
+    """Attention within groups of neighbors and of tokens at an interval, in turn."""
 
     config: CrossFormerConfig
     first_filters = "patch_embed.projs.0.weight"
@@ -126,32 +123,24 @@ class CrossFormer(StagedModel):
 
 
 def make_levels(config: CrossFormerConfig) -> tuple[Level, ...]:
-    return make_stage_levels(
-        config.image_size,
-        config.kernels[0],
-        config.widths,
-        config.stages,
-        "layers.{}.blocks.{}",
-        config.merge_kernels[0],
-    )
+    first, factor, name = config.kernels[0], config.merge_kernels[0], "layers.{}.blocks.{}"
+    return make_stage_levels(config.image_size, first, config.widths, config.stages, name, factor)
 
 
 class CrossFormerStage(nn.Module):
-    """Blocks that attend to neighbours and at intervals, in turn: (B, n, D); and what makes the next stage's tokens."""
+    """Blocks that attend to neighbors and at intervals, in turn: (B, n, D); and what makes the next stage's tokens."""
 
     def __init__(self, config: CrossFormerConfig, stage: int) -> None:
         super().__init__()
-        width, heads, depth = config.widths[stage], config.heads[stage], config.stages[stage]
-        before, last = sum(config.stages[:stage]), stage + 1 == len(config.stages)
-        self.blocks = nn.ModuleList()
-        for number in range(depth):
-            cooled = config.cooling and number % 3 == 2 and number < depth - 1
-            kind = CoolingBlock if cooled else Block
-            hidden = round(config.mlp_ratio * width)
-            depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
-            block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
-            interval, rate = config.intervals[stage] if number % 2 else 1, config.attention_dropout
-            block.attn = GroupAttention(width, heads, config.windows[stage], interval, dropout=rate)
+        width, heads, dropout = config.widths[stage], config.heads[stage], config.dropout
+        self.blocks, last = nn.ModuleList(), stage + 1 == len(config.stages)
+        rates = list_stage_rates(config.stochastic_depth, config.stages)[stage]
+        for number, rate in enumerate(rates):
+            cooled = config.cooling and number % 3 == 2 and number < len(rates) - 1
+            kind, hidden = CoolingBlock if cooled else Block, round(config.mlp_ratio * width)
+            block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=dropout, stochastic_depth=rate)
+            window, interval = config.windows[stage], config.intervals[stage] if number % 2 else 1
+            block.attn = GroupAttention(width, heads, window, interval, dropout=config.attention_dropout)
             self.blocks.append(block)
         self.downsample = None if last else CrossScaleMerge(width, config.widths[stage + 1], config.merge_kernels)
 
@@ -218,7 +207,7 @@ class CoolingBlock(Block):
 
 
 class GroupAttention(MaskedWindowAttention):
-    """Attention within groups of neighbours, or of tokens at an interval; a small grid is one group."""
+    """Attention within groups of neighbors, or of tokens at an interval; a small grid is one group."""
 
     def __init__(self, width: int, heads: int, window: int, interval: int, *, dropout: float = 0.0) -> None:
         bias = ComputedBias(width // BIAS_RATIO, heads)
@@ -285,20 +274,16 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Groups and intervals are not in the weights: those of the published models."""
-    stages = count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.blocks\.(\d+)\.", first=0)
+    stages = side.count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"layers.{stage}.blocks.0." for stage in range(len(stages))]
-    hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
+    hidden = [side.get_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
     cooling = any(name.endswith("ex_ln.weight") for name in shapes)
     published = PRESETS[f"crossformer_{'pp_base_patch4_group_const' if cooling else 'base_patch4_group7'}_224"]
-    fields = {
-        "image_size": (224, 224),
-        "channels": get_tensor_shape(shapes, "patch_embed.projs.0.weight", 4)[1],
-        "classes": count_classes(shapes, "head.weight"),
+    channels = side.get_shape(shapes, "patch_embed.projs.0.weight", 4)[1]
+    fields = side.describe_stages(shapes, channels, stages, tuple(shape[1] for shape in hidden)) | {
         "kernels": list_kernels(shapes, "patch_embed.projs"),
         "merge_kernels": list_kernels(shapes, "layers.0.downsample.reductions") or published.merge_kernels,
-        "stages": stages,
-        "widths": tuple(shape[1] for shape in hidden),
-        "heads": tuple(get_tensor_shape(shapes, f"{name}attn.position_bias.pos3.2.weight", 2)[0] for name in first),
+        "heads": tuple(side.get_shape(shapes, f"{name}attn.position_bias.pos3.2.weight", 2)[0] for name in first),
         "windows": published.windows[: len(stages)],
         "intervals": published.intervals[: len(stages)],
         "cooling": cooling,
@@ -308,8 +293,8 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
 
 
 def list_kernels(shapes: side.TensorShapes, convolutions: str) -> tuple[int, ...]:
-    count = count_distinct_numbers_in_names(shapes, rf"{convolutions}\.(\d+)\.weight")
-    return tuple(get_tensor_shape(shapes, f"{convolutions}.{number}.weight", 4)[2] for number in range(count))
+    count = side.count_numbers(shapes, rf"{convolutions}\.(\d+)\.weight")
+    return tuple(side.get_shape(shapes, f"{convolutions}.{number}.weight", 4)[2] for number in range(count))
 
 
 def has_cooling(config: side.ConfigFields) -> bool:
@@ -321,11 +306,11 @@ BIAS = "layers.#.blocks.#.attn.{}.pos"
 PLAIN = side.SourceNames(
     layout="authors",
     table=(
-        *make_same_name_entries("patch_embed.projs.#.*", "patch_embed.norm.*", "norm.*", "head.*"),
-        *make_same_name_entries("layers.#.downsample.norm.*", "layers.#.downsample.reductions.#.*"),
-        *make_same_name_entries(*(f"layers.#.blocks.#.{part}.*" for part in PARTS)),
-        make_entry(f"{BIAS.format('pos')}_proj.*", f"{BIAS.format('position_bias')}_proj.*"),
-        make_entry(f"{BIAS.format('pos')}#.#.*", f"{BIAS.format('position_bias')}#.#.*"),
+        *side.keep_names("patch_embed.projs.#.*", "patch_embed.norm.*", "norm.*", "head.*"),
+        *side.keep_names("layers.#.downsample.norm.*", "layers.#.downsample.reductions.#.*"),
+        *side.keep_names(*(f"layers.#.blocks.#.{part}.*" for part in PARTS)),
+        side.make_entry(f"{BIAS.format('pos')}_proj.*", f"{BIAS.format('position_bias')}_proj.*"),
+        side.make_entry(f"{BIAS.format('pos')}#.#.*", f"{BIAS.format('position_bias')}#.#.*"),
     ),
     markers=("patch_embed.projs.0.weight", "layers.0.blocks.0.attn.pos.pos_proj.weight"),
     accepts=lambda config: not config["cooling"],
@@ -339,11 +324,4 @@ COOLED = replace(
     assumed={name: vars(add_cooling(BASE))[name] for name in ("windows", "intervals")},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(PLAIN, COOLED), resampled={})
-FAMILY = Family(
-    name="crossformer",
-    config=CrossFormerConfig,
-    build=CrossFormer,
-    presets=PRESETS,
-    aliases=ALIASES,
-    checkpoint=CHECKPOINT,
-)
+FAMILY = Family("crossformer", CrossFormerConfig, CrossFormer, PRESETS, ALIASES, CHECKPOINT)

@@ -13,17 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.layers.attention import AttentionLayer, split_heads
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_images, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
@@ -268,9 +261,7 @@ class FirstTokenAttention(AttentionLayer):
         self.wq, self.wk, self.wv = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
         self.proj = nn.Linear(width, width)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         del grid, queries  # there is one query, and no positions
         q, k, v = self.wq(x[:, :1]), self.wk(x), self.wv(x)
         return split_heads(q, self.heads), split_heads(k, self.heads), split_heads(v, self.heads), mask
@@ -328,27 +319,26 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Images are square; convolutions make patches of 12 and 16 pixels, as in all published models."""
     convolutions = "patch_embed.0.proj.0.weight" in shapes
     kernels = [f"patch_embed.{n}.proj{'.0' if convolutions else ''}.weight" for n in (0, 1)]
-    patches = tuple(12 + 4 * n if convolutions else get_tensor_shape(shapes, kernels[n], 4)[2] for n in (0, 1))
-    tables = [get_tensor_shape(shapes, f"pos_embed_{n}", 3) for n in (0, 1)]
+    patches = tuple(12 + 4 * n if convolutions else side.get_shape(shapes, kernels[n], 4)[2] for n in (0, 1))
+    tables = [side.get_shape(shapes, f"pos_embed_{n}", 3) for n in (0, 1)]
     grids = [math.isqrt(rows - 1) for _, rows, _ in tables]
     if 0 in grids or any(grid**2 + 1 != rows for grid, (_, rows, _) in zip(grids, tables, strict=True)):
         raise CheckpointError(f"positions of {tables[0][1]} and {tables[1][1]} tokens; expected two squares and 1 more")
     widths, sides = (tables[0][2], tables[1][2]), [grids[n] * patches[n] for n in (0, 1)]
-    depths = [count_distinct_numbers_in_names(shapes, rf"blocks\.0\.blocks\.{n}\.(\d+)\.") for n in (0, 1)]
+    depths = [side.count_numbers(shapes, rf"blocks\.0\.blocks\.{n}\.(\d+)\.") for n in (0, 1)]
     fields = {
         "image_size": (sides[0], sides[0]),
         "patch_sizes": patches,
         "scales": (1.0, sides[1] / sides[0]),
         "widths": widths,
         "branch_depths": tuple(depths),
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
-        "mlp_ratio": get_tensor_shape(shapes, "blocks.0.blocks.0.0.mlp.fc1.weight", 2)[0] // widths[0],
+        "depth": side.count_numbers(shapes, r"blocks\.(\d+)\."),
+        "mlp_ratio": side.get_shape(shapes, "blocks.0.blocks.0.0.mlp.fc1.weight", 2)[0] // widths[0],
         "convolutions": convolutions,
-        "channels": get_tensor_shape(shapes, kernels[0], 4)[1],
-        "classes": count_classes(shapes, "head.0.weight"),
+        "channels": side.get_shape(shapes, kernels[0], 4)[1],
+        "classes": side.count_classes(shapes, "head.0.weight"),
     }
-    published = {each.widths: each.heads for each in SIZES.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(SIZES, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -369,14 +359,14 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
 BLOCK_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#")
 FUSION_PARTS = ("norm1", "attn.wq", "attn.wk", "attn.wv", "attn.proj")
 PARTS = (
-    *make_same_name_entries("patch_embed.#.proj.*", "patch_embed.#.proj.#.*", "norm.#.*", "head.#.*"),
-    *make_same_name_entries(*(f"blocks.#.blocks.#.#.{part}.*" for part in BLOCK_PARTS)),
-    *make_same_name_entries(*(f"blocks.#.fusion.#.{part}.*" for part in FUSION_PARTS)),
-    *make_same_name_entries("blocks.#.projs.#.#.*", "blocks.#.revert_projs.#.#.*"),
+    *side.keep_names("patch_embed.#.proj.*", "patch_embed.#.proj.#.*", "norm.#.*", "head.#.*"),
+    *side.keep_names(*(f"blocks.#.blocks.#.#.{part}.*" for part in BLOCK_PARTS)),
+    *side.keep_names(*(f"blocks.#.fusion.#.{part}.*" for part in FUSION_PARTS)),
+    *side.keep_names("blocks.#.projs.#.#.*", "blocks.#.revert_projs.#.#.*"),
 )
 TIMM = side.SourceNames(
     layout="timm",
-    table=(*make_same_name_entries("cls_token_#", "pos_embed_#"), *PARTS),
+    table=(*side.keep_names("cls_token_#", "pos_embed_#"), *PARTS),
     markers=("pos_embed_0", "blocks.0.fusion.0.norm1.weight"),
     assumed={"norm_eps": 1e-6},
     card=make_timm_card,
@@ -390,16 +380,12 @@ TIMM = side.SourceNames(
 )
 AUTHORS = side.SourceNames(
     layout="authors",
-    table=(make_entry("cls_token.#", "cls_token_#"), make_entry("pos_embed.#", "pos_embed_#"), *PARTS),
+    table=(side.make_entry("cls_token.#", "cls_token_#"), side.make_entry("pos_embed.#", "pos_embed_#"), *PARTS),
     markers=("pos_embed.0", "blocks.0.fusion.0.norm1.weight"),
     assumed={"norm_eps": 1e-6},
     details={"wrapper": "model"},
 )
 CHECKPOINT = side.CheckpointSide(
-    infer_config=infer_config,
-    sources=(TIMM, AUTHORS),
-    resampled={"pos_embed_0": "first_grid", "pos_embed_1": "grid"},
+    infer_config=infer_config, sources=(TIMM, AUTHORS), resampled={"pos_embed_0": "first_grid", "pos_embed_1": "grid"}
 )
-FAMILY = Family(
-    name="crossvit", config=CrossViTConfig, build=CrossViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("crossvit", CrossViTConfig, CrossViT, PRESETS, ALIASES, CHECKPOINT)

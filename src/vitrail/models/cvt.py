@@ -12,26 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.layers.attention import split_heads
+from vitrail.layers.attention import Mask, Projected, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    BATCH_NORM_PARTS,
-    count_stage_blocks,
-    describe_stages,
-    find_published_heads,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.parts.attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.convolutions import ConvEmbed
 from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, scale_rate, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
+from vitrail.models.parts.stages import (
+    check_stages,
+    flatten_map,
+    halve_grid,
+    make_halved_levels,
+    name_blocks,
+    unflatten_map,
+)
 
 NORM_EPS = 1e-5
 
@@ -52,9 +50,7 @@ class CvTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self)
         count_tokens(pair(self.image_size), self.stride)
 
 
@@ -73,12 +69,8 @@ def count_tokens(image: Grid, stride: int) -> Grid:
 
 
 def make_levels(config: CvTConfig) -> tuple[Level, ...]:
-    grid, levels = count_tokens(pair(config.image_size), config.stride), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        blocks = tuple(f"stage{stage}.blocks.{number}" for number in range(depth))
-        levels.append(Level(grid=grid, stride=pair(config.stride * 2**stage), width=width, blocks=blocks))
-        grid = halve_grid(grid)
-    return tuple(levels)
+    grid, blocks = count_tokens(pair(config.image_size), config.stride), name_blocks(config.stages, "stage{}.blocks.{}")
+    return make_halved_levels(grid, pair(config.stride), config.widths, blocks)
 
 
 class CvT(ImageModel):
@@ -213,9 +205,7 @@ class ConvProjectedAttention(TwoGridAttention):
     def reduce_grid(self, grid: Grid) -> ReducedGrid:
         return ReducedGrid(queries=grid, keys=halve_grid(grid))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         prefix, patches = x.tensor_split([x.shape[1] - grid[0] * grid[1]], dim=1)
         image = unflatten_map(patches, grid)
@@ -245,13 +235,13 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Heads are those of the published model of these widths; the first kernel has 2·stride − 1 pixels."""
-    _, channels, kernel, _ = get_tensor_shape(shapes, "stage0.patch_embed.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"stage(\d+)\.", r"stage{}\.blocks\.(\d+)\.", first=0)
-    hidden = [get_tensor_shape(shapes, f"stage{n}.blocks.0.mlp.fc1.weight", 2) for n in range(len(stages))]
+    _, channels, kernel, _ = side.get_shape(shapes, "stage0.patch_embed.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stage(\d+)\.", r"stage{}\.blocks\.(\d+)\.", first=0)
+    hidden = [side.get_shape(shapes, f"stage{n}.blocks.0.mlp.fc1.weight", 2) for n in range(len(stages))]
     widths = tuple(shape[1] for shape in hidden)
     fields = {"stride": (kernel + 1) // 2, "mlp_ratio": hidden[0][0] / hidden[0][1]}
-    common = describe_stages(shapes, channels, stages, widths)
-    return side.InferredConfig(fields=common | fields | find_published_heads(PRESETS, widths))
+    common = side.describe_stages(shapes, channels, stages, widths)
+    return side.InferredConfig(fields=common | fields | side.find_published_heads(PRESETS, widths))
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -302,7 +292,7 @@ NAMES = {
     **{
         f"{ours}bn.{part}": f"{theirs}normalization.{part}"
         for ours, theirs in CONVOLUTIONS.items()
-        for part in BATCH_NORM_PARTS
+        for part in side.BATCH_NORM_PARTS
     },
     **{f"{BLOCK}attn.proj_{letter}.*": f"{HF_ATTENTION}projection_{word}.*" for letter, word in WORDS.items()},
     f"{BLOCK}attn.proj.*": f"{HF_BLOCK}attention.output.dense.*",
@@ -315,14 +305,14 @@ NAMES = {
 SOURCES = (
     side.SourceNames(
         layout="authors",
-        table=make_same_name_entries(*NAMES),
+        table=side.keep_names(*NAMES),
         markers=("stage0.patch_embed.proj.weight", "stage0.blocks.0.attn.conv_proj_q.conv.weight"),
         supported={"activation": ("quick_gelu",)},
         details={"wrapper": ""},
     ),
     side.SourceNames(
         layout="hf",
-        table=tuple(make_entry(theirs, ours) for ours, theirs in NAMES.items()),
+        table=tuple(side.make_entry(theirs, ours) for ours, theirs in NAMES.items()),
         markers=(f"{HF_EMBED}projection.weight", f"{HF_ATTENTION}projection_query.weight"),
         supported={"has a head": (True,)},
         assumed={"activation": "gelu"},
@@ -340,4 +330,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
-FAMILY = Family(name="cvt", config=CvTConfig, build=CvT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("cvt", CvTConfig, CvT, PRESETS, ALIASES, CHECKPOINT)

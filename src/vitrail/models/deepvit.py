@@ -5,7 +5,7 @@ batch norm. B batch, n = h·w patches, N = 1 + n tokens, D width, H heads, K wid
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,53 +13,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention_weights, merge_heads
+from vitrail.layers.attention import Mask, SelfAttention, attention_weights, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.positions import Grid, resample
+from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    list_batch_norm_names,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
 from vitrail.models.names import encoder_names
-from vitrail.models.parts.encoder import DropRates, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_encoder_blocks, make_head, zero_head
 
 STEM_WIDTH = 64  # channels of the convolutional stem, the same in every size
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepViTConfig(DropRates):
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
+class DeepViTConfig(EncoderConfig):
     stem: Literal["patches", "convolutions"] = "patches"
     width: int = 384  # channels of a token
     depth: int = 16  # blocks
     reattending: int | None = None  # blocks with re-attention, the last ones; default: all
     scaled_maps: bool = False  # whether the mixed maps are multiplied by 1/√K too
     branch_scale: float = 1.0  # norms read the tokens times this, and branches are divided by it
-    heads: int = 12  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 3·width
-    norm_eps: float = 1e-6
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_patch_config(self)
+        super().__post_init__()
         if self.reattending is not None and self.reattending > self.depth:
             raise ConfigError(f"{self.reattending} reattending of {self.depth} blocks; expected at most {self.depth}")
         if self.stem == "convolutions" and any(side % 2 for side in pair(self.patch_size)):
             raise ConfigError(f"patch_size {self.patch_size}; expected even numbers, since the first stride is 2")
 
 
-class DeepViT(ImageModel):
+class DeepViT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: DeepViTConfig
@@ -68,9 +54,7 @@ class DeepViT(ImageModel):
     def __init__(self, config: DeepViTConfig) -> None:
         super().__init__(config)
         width, patch, eps = config.width, pair(config.patch_size), config.norm_eps
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.declare_level(patch)
         if config.stem == "convolutions":
             self.first_filters = "patch_embed.conv1.weight"
             self.no_masking_reason = "the convolutions of its stem mix patches before they become tokens"
@@ -81,11 +65,7 @@ class DeepViT(ImageModel):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
-        hidden = config.mlp_width or 3 * width
-        self.blocks = make_blocks(
-            config.depth, width, config.heads, hidden, norm_eps=eps, rates=rates, kind=ScaledBlock
-        )
+        self.blocks = make_encoder_blocks(config, config.mlp_width or 3 * width, kind=ScaledBlock)
         first = config.depth - (config.reattending or config.depth)
         blocks: list[Any] = list(self.blocks)
         for number, block in enumerate(blocks):
@@ -107,12 +87,6 @@ class DeepViT(ImageModel):
             elif isinstance(module, ReAttention):
                 module.reatten_matrix.reset_parameters()
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
 
 class ConvStem(nn.Module):
@@ -145,7 +119,7 @@ class ScaledBlock(Block):
 
 
 class ReAttention(SelfAttention):
-    """Self-attention whose maps, one per head, are mixed and normalised over the batch after the softmax."""
+    """Self-attention whose maps, one per head, are mixed and normalized over the batch after the softmax."""
 
     no_shares_reason: ClassVar[str] = "its heads are mixed after the softmax, so attention rows do not sum to 1"
 
@@ -162,9 +136,7 @@ class ReAttention(SelfAttention):
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         return self.mix(attention_weights(q, k, mask).to(self.reatten_matrix.weight.dtype))
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         # in training, the statistics of a map are those of all its rows
         q, k, v, mask = self.project(x, grid, mask, None if self.training else queries)
         maps = self.mix(F.dropout(attention_weights(q, k, mask), self.dropout, self.training))
@@ -191,20 +163,20 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields = encoder_names.infer_encoder_fields(shapes)
-    hidden, width = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
+    hidden, width = side.get_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
     mixed = r"blocks\.(\d+)\.attn\.reatten_matrix\.weight"
-    reattending = count_distinct_numbers_in_names(shapes, mixed)
+    reattending = side.count_numbers(shapes, mixed)
     matrix = f"blocks.{fields['depth'] - 1}.attn.reatten_matrix.weight"
     fields |= {
         "mlp_width": None if hidden == 3 * width else hidden,
         "reattending": None if reattending == fields["depth"] else reattending,
-        "heads": get_tensor_shape(shapes, matrix, 4)[0],
+        "heads": side.get_shape(shapes, matrix, 4)[0],
     }
     if "patch_embed.conv1.weight" in shapes:
         p, q = fields["patch_size"]
         fields |= {
             "stem": "convolutions",
-            "channels": get_tensor_shape(shapes, "patch_embed.conv1.weight", 4)[1],
+            "channels": side.get_shape(shapes, "patch_embed.conv1.weight", 4)[1],
             "patch_size": (2 * p, 2 * q),
             "branch_scale": CONV.branch_scale,
             "scaled_maps": has_width_of_s(fields),
@@ -218,12 +190,12 @@ def has_width_of_s(config: side.ConfigFields) -> bool:
 
 
 BLOCK_PARTS = ("norm1.*", "attn.qkv.*", "attn.proj.*", "attn.reatten_matrix.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")
-NAME_TABLE = make_same_name_entries(
+NAME_TABLE = side.keep_names(
     *("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*"),
     *("patch_embed.conv1.weight", "patch_embed.conv2.weight"),
-    *(name for norm in ("patch_embed.bn1", "patch_embed.bn2") for name in list_batch_norm_names(norm)),
+    *(name for norm in ("patch_embed.bn1", "patch_embed.bn2") for name in side.list_batch_norm_names(norm)),
     *(f"blocks.#.{part}" for part in BLOCK_PARTS),
-    *list_batch_norm_names("blocks.#.attn.var_norm"),
+    *side.list_batch_norm_names("blocks.#.attn.var_norm"),
 )
 ASSUMED = {"norm_eps": 1e-6, "scaled_maps": False, "branch_scale": PLAIN.branch_scale}
 AUTHORS = side.SourceNames(
@@ -249,6 +221,4 @@ CHECKPOINT = side.CheckpointSide(
     resampled={"pos_embed": "grid", "patch_embed.proj.weight": "kernel"},
     mlp_ratio=3,
 )
-FAMILY = Family(
-    name="deepvit", config=DeepViTConfig, build=DeepViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("deepvit", DeepViTConfig, DeepViT, PRESETS, ALIASES, CHECKPOINT)

@@ -14,13 +14,18 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import make_entry
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
 from vitrail.models.names import encoder_names, hf_names
-from vitrail.models.parts.encoder import DropRates, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import (
+    DropRates,
+    PatchEncoder,
+    make_encoder_blocks,
+    make_head,
+    prepend_tokens,
+    zero_head,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,7 @@ class DeiTConfig(DropRates):
             raise ConfigError(f"answer is {self.answer!r} for a DeiT with one head; expected 'both', or distilled=True")
 
 
-class DeiT(ImageModel):
+class DeiT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes); of a distilled model by default the mean of both heads, see `answer`.
 
     The paper's text adds the softmax of both heads; its code and all its successors take the mean of their logits.
@@ -59,8 +64,7 @@ class DeiT(ImageModel):
     def __init__(self, config: DeiTConfig) -> None:
         super().__init__(config)
         width, patch = config.width, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.declare_level(patch)
         self.prefix_tokens = ("class", "distill") if config.distilled else ("class",)
         self.classifier_tokens = self.prefix_tokens if config.answer == "both" else (config.answer,)
         classifiers = (("class", "head"), ("distill", "head_dist"))
@@ -72,12 +76,8 @@ class DeiT(ImageModel):
         self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if config.distilled else None
         self.pos_embed = nn.Parameter(torch.empty(1, positions, width))
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
-        eps, scale = config.norm_eps, config.layer_scale
-        self.blocks = make_blocks(
-            config.depth, width, config.heads, 4 * width, norm_eps=eps, rates=rates, layer_scale=scale
-        )
-        self.norm = nn.LayerNorm(width, eps)
+        self.blocks = make_encoder_blocks(config, 4 * width, layer_scale=config.layer_scale)
+        self.norm = nn.LayerNorm(width, config.norm_eps)
         self.head = make_head(width, config.classes)
         self.head_dist = make_head(width, config.classes) if config.distilled else None
         self.init_weights()
@@ -183,7 +183,7 @@ SOURCES = (
         layout="hf",
         table=(
             *hf_names.HF_DISTILLED,
-            make_entry("embeddings.distillation_token", "dist_token"),
+            side.make_entry("embeddings.distillation_token", "dist_token"),
             *hf_names.HF_VIT_TABLE,
         ),
         markers=(hf_names.HF_KERNEL, "embeddings.distillation_token", "distillation_classifier.weight"),
@@ -201,4 +201,4 @@ CHECKPOINT = side.CheckpointSide(
     implied={"activation": "gelu"},
     general_family="vit",
 )
-FAMILY = Family(name="deit", config=DeiTConfig, build=DeiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("deit", DeiTConfig, DeiT, PRESETS, ALIASES, CHECKPOINT)

@@ -14,27 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention
+from vitrail.layers.attention import Mask, Projected, SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import SwiGlu
 from vitrail.layers.positions import Grid, resample, rotate
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    THREE_PARTS,
-    TWO_PARTS,
-    NameEntry,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, pair
+from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_scaled_layers
 from vitrail.models.names import encoder_names
 from vitrail.models.names.hf_names import make_hf_card
 from vitrail.models.parts.attention import QV_IN_QKV, KeylessBiasLinear
-from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, make_encoder_blocks, make_head, prepend_tokens, zero_head
 
 INDEXED_GRID = 16  # rows and columns of EVA-02 in pre-training, which places of other grids are scaled to
 
@@ -51,10 +43,9 @@ class EvaConfig(EncoderConfig):
     positions: Literal["none", "learned"] = "none"  # learned: a table is added too
     pool: Literal["class", "mean", "mean_norm"] = "mean"  # mean_norm: the final norm after the mean of the patches
     norm_eps: float = 1e-5  # EVA-02: 1e-6
-    dynamic: bool = False  # accept any multiple of the patch size at run time; a table is resampled
 
     def __post_init__(self) -> None:
-        check_patch_config(self)
+        super().__post_init__()
         if self.mlp_norm and self.activation != "swiglu":
             raise ConfigError(f"mlp_norm with activation {self.activation!r}; expected activation='swiglu'")
         if self.rotary != "none" and self.width % (4 * self.heads):
@@ -72,8 +63,7 @@ class Eva(ImageModel):
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
         patch = pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.declare_level(patch)
         self.prefix_tokens = ("class", *(f"register{number}" for number in range(config.registers)))
         self.classifier_tokens = ("class",) if config.pool == "class" else ()
         self.classifiers = ((config.pool.removesuffix("_norm"), "head"),) if config.classes else ()
@@ -85,15 +75,8 @@ class Eva(ImageModel):
         rows = self.prefix + math.prod(self.grid)
         self.pos_embed = nn.Parameter(torch.empty(1, rows, width)) if config.positions == "learned" else None
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(
-            config.depth,
-            width,
-            config.heads,
-            mlp_width,
-            norm_eps=eps,
-            rates=(config.dropout, config.attention_dropout, config.stochastic_depth),
-            activation=config.activation,
-            layer_scale=config.layer_scale,
+        self.blocks = make_encoder_blocks(
+            config, mlp_width, activation=config.activation, layer_scale=config.layer_scale
         )
         for block in self.blocks:
             rotation = None if config.rotary == "none" else Rotation(width // config.heads, config.rotary)
@@ -149,9 +132,7 @@ class RotaryAttention(SelfAttention):
         if qv_bias:
             self.qkv = KeylessBiasLinear(width)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, _ = super().project(x)
         if self.rotation is not None:
             if grid is None or grid[0] * grid[1] > x.shape[1]:
@@ -163,7 +144,7 @@ class RotaryAttention(SelfAttention):
 class Rotation(nn.Module):
     """Rotates pairs of coordinates of q and k by the rows of the patches, then as many by the columns.
 
-    centred: places are those of the patches' centres from −2π to 2π, and coordinate i is paired with i + K/2.
+    centred: places are those of the patches' centers from −2π to 2π, and coordinate i is paired with i + K/2.
     indexed: places are counted from 0, scaled to 16 rows and columns, and coordinate 2i is paired with 2i + 1.
     """
 
@@ -265,7 +246,7 @@ UNUSED = r".*(rope_embed\.periods|\.bias_mask)|mask_token|local_cls_norm\..*|pro
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """EVA-02 has a table and SwiGLU, EVA a table only, DINOv3 no table."""
     fields = encoder_names.infer_encoder_fields(shapes)
-    registers = get_tensor_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0
+    registers = side.get_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0
     swiglu = shapes["blocks.0.mlp.fc1.weight"][0] == 2 * shapes["blocks.0.mlp.fc2.weight"][1]
     table = "pos_embed" in shapes
     fields |= {
@@ -325,22 +306,20 @@ def make_dinov3_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 
 
 BASE_TABLE = (
-    *make_same_name_entries(
-        "cls_token", "reg_token", "pos_embed", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"
-    ),
-    *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj", "mlp.norm", "mlp.fc2"))),
-    *(make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
+    *side.keep_names("cls_token", "reg_token", "pos_embed", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"),
+    *side.keep_names(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj", "mlp.norm", "mlp.fc2"))),
+    *(side.make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
 )
 FUSED = (
-    *make_same_name_entries(f"{BLOCK}attn.qkv.weight"),
-    make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], QV_BIAS, TWO_PARTS),
+    *side.keep_names(f"{BLOCK}attn.qkv.weight"),
+    side.make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], QV_BIAS, side.TWO_PARTS),
 )
 SEPARATE = (
-    make_entry([f"{BLOCK}attn.{part}_proj.weight" for part in "qkv"], f"{BLOCK}attn.qkv.weight", THREE_PARTS),
-    make_entry([f"{BLOCK}attn.{part}_proj.bias" for part in "qv"], QV_BIAS, TWO_PARTS),
+    side.make_entry([f"{BLOCK}attn.{part}_proj.weight" for part in "qkv"], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS),
+    side.make_entry([f"{BLOCK}attn.{part}_proj.bias" for part in "qv"], QV_BIAS, side.TWO_PARTS),
 )
-PACKED = make_same_name_entries(f"{BLOCK}mlp.fc1.*")
-GATED = (make_entry([f"{BLOCK}mlp.fc1_g.*", f"{BLOCK}mlp.fc1_x.*"], f"{BLOCK}mlp.fc1.*", TWO_PARTS),)
+PACKED = side.keep_names(f"{BLOCK}mlp.fc1.*")
+GATED = (side.make_entry([f"{BLOCK}mlp.fc1_g.*", f"{BLOCK}mlp.fc1_x.*"], f"{BLOCK}mlp.fc1.*", side.TWO_PARTS),)
 
 
 def is_gated(config: side.ConfigFields) -> bool:
@@ -364,21 +343,23 @@ def make_timm_source(*markers: str, gated: bool, separate: bool = False) -> side
     )
 
 
-def make_hf_table(*, gated: bool) -> tuple[NameEntry, ...]:
+def make_hf_table(*, gated: bool) -> tuple[side.NameEntry, ...]:
     """With the names on disk, then those in memory."""
-    rows = [make_entry(f"embeddings.{theirs}", ours) for theirs, ours in HF_EMBEDDINGS.items()]
+    rows = [side.make_entry(f"embeddings.{theirs}", ours) for theirs, ours in HF_EMBEDDINGS.items()]
     for layer in ("layer.#.", "model.layer.#."):
         parts, halves = [f"{layer}attention.{part}_proj." for part in "qkv"], ("gate", "up") if gated else ("up",)
-        rows += [make_entry(f"{layer}norm{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)]
-        rows += [make_entry(f"{layer}layer_scale{n}.lambda1", f"{BLOCK}ls{n}.gamma") for n in (1, 2)]
+        rows += [side.make_entry(f"{layer}norm{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)]
+        rows += [side.make_entry(f"{layer}layer_scale{n}.lambda1", f"{BLOCK}ls{n}.gamma") for n in (1, 2)]
         rows += [
-            make_entry([f"{part}weight" for part in parts], f"{BLOCK}attn.qkv.weight", THREE_PARTS),
-            make_entry([f"{parts[0]}bias", f"{parts[2]}bias"], QV_BIAS, TWO_PARTS),
-            make_entry(f"{layer}attention.o_proj.*", f"{BLOCK}attn.proj.*"),
-            make_entry([f"{layer}mlp.{half}_proj.*" for half in halves], f"{BLOCK}mlp.fc1.*", *([TWO_PARTS] * gated)),
-            make_entry(f"{layer}mlp.down_proj.*", f"{BLOCK}mlp.fc2.*"),
+            side.make_entry([f"{part}weight" for part in parts], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS),
+            side.make_entry([f"{parts[0]}bias", f"{parts[2]}bias"], QV_BIAS, side.TWO_PARTS),
+            side.make_entry(f"{layer}attention.o_proj.*", f"{BLOCK}attn.proj.*"),
+            side.make_entry(
+                [f"{layer}mlp.{half}_proj.*" for half in halves], f"{BLOCK}mlp.fc1.*", *([side.TWO_PARTS] * gated)
+            ),
+            side.make_entry(f"{layer}mlp.down_proj.*", f"{BLOCK}mlp.fc2.*"),
         ]
-    return (*rows, *make_same_name_entries("norm.*"))
+    return (*rows, *side.keep_names("norm.*"))
 
 
 HF_EMBEDDINGS = {"cls_token": "cls_token", "register_tokens": "reg_token", "patch_embeddings.*": "patch_embed.proj.*"}
@@ -399,12 +380,7 @@ def make_hf_source(*markers: str, gated: bool) -> side.SourceNames:
         accepts=lambda config: (config["activation"] == "swiglu") == gated,
         supported=DINOV3_SUPPORTED,
         card=make_dinov3_hf_card,
-        details={
-            "model_type": "dinov3_vit",
-            "norm_eps": 1e-5,
-            "imagenet_mean": True,
-            "fields": {"pool": "class"},
-        },
+        details={"model_type": "dinov3_vit", "norm_eps": 1e-5, "imagenet_mean": True, "fields": {"pool": "class"}},
     )
 
 
@@ -413,18 +389,18 @@ def make_facebook_source(*markers: str, gated: bool) -> side.SourceNames:
     return side.SourceNames(
         layout="authors",
         table=(
-            make_entry("storage_tokens", "reg_token"),
-            *make_same_name_entries("cls_token", "patch_embed.proj.*", "norm.*", f"{BLOCK}attn.qkv.weight"),
-            *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj"))),
-            *make_same_name_entries(*(f"{BLOCK}ls{n}.gamma" for n in (1, 2))),
-            make_entry(f"{BLOCK}attn.qkv.bias", QV_BIAS, QV_IN_QKV),
+            side.make_entry("storage_tokens", "reg_token"),
+            *side.keep_names("cls_token", "patch_embed.proj.*", "norm.*", f"{BLOCK}attn.qkv.weight"),
+            *side.keep_names(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj"))),
+            *side.keep_names(*(f"{BLOCK}ls{n}.gamma" for n in (1, 2))),
+            side.make_entry(f"{BLOCK}attn.qkv.bias", QV_BIAS, QV_IN_QKV),
             *(
                 (
-                    make_entry([f"{BLOCK}mlp.w1.*", f"{BLOCK}mlp.w2.*"], f"{BLOCK}mlp.fc1.*", TWO_PARTS),
-                    make_entry(f"{BLOCK}mlp.w3.*", f"{BLOCK}mlp.fc2.*"),
+                    side.make_entry([f"{BLOCK}mlp.w1.*", f"{BLOCK}mlp.w2.*"], f"{BLOCK}mlp.fc1.*", side.TWO_PARTS),
+                    side.make_entry(f"{BLOCK}mlp.w3.*", f"{BLOCK}mlp.fc2.*"),
                 )
                 if gated
-                else make_same_name_entries(f"{BLOCK}mlp.fc1.*", f"{BLOCK}mlp.fc2.*")
+                else side.keep_names(f"{BLOCK}mlp.fc1.*", f"{BLOCK}mlp.fc2.*")
             ),
         ),
         markers=(encoder_names.PATCH_KERNEL, "storage_tokens", *markers),
@@ -455,4 +431,4 @@ SOURCES = (
     make_facebook_source("blocks.0.mlp.w1.weight", gated=True),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(name="eva", config=EvaConfig, build=Eva, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("eva", EvaConfig, Eva, PRESETS, ALIASES, CHECKPOINT)

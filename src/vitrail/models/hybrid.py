@@ -1,7 +1,7 @@
 """The hybrid ViT (Dosovitskiy 2020): patches are cut from the feature map of a ResNet.
 
 B batch, n = h·w patches of the feature map, N = 1 + n tokens, D width; the ResNet has BiT's group norms and
-weight-standardised convolutions (Kolesnikov 2019).
+weight-standardized convolutions (Kolesnikov 2019).
 """
 
 from collections import OrderedDict
@@ -13,19 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import count_stage_blocks, get_tensor_shape, make_same_name_entries
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers, lecun_normal_
 from vitrail.models.names import encoder_names
 from vitrail.models.names.flax_names import make_resnet_entries
 from vitrail.models.parts.convolutions import MaxPoolSame, pad_same
-from vitrail.models.parts.encoder import DropRates, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import DropRates, PatchEncoder, make_encoder_blocks, make_head, zero_head
 
-Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardisation
+Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,30 +51,25 @@ class HybridConfig(DropRates):
         return (stride * pair(self.patch_size)[0], stride * pair(self.patch_size)[1])
 
 
-class Hybrid(ImageModel):
+class Hybrid(PatchEncoder):
     """(B, C, H, W) → logits (B, classes)."""
 
     config: HybridConfig
+    prefix_tokens = classifier_tokens = ("class",)
     no_masking_reason = "its convolutions mix patches before they become tokens"
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)
         self.first_filters = f"patch_embed.backbone.{'stem.' if config.stages else ''}conv.weight"
         width = config.width
-        self.levels = make_single_level(pair(config.image_size), config.stride, width, config.depth)
-        self.sizes = make_patch_sizes(config.stride, dynamic=config.dynamic)
-        self.prefix_tokens = self.classifier_tokens = ("class",)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.declare_level(config.stride)
 
         self.patch_embed = HybridEmbed(width, pair(config.patch_size), config.stages, config.channels, config.constants)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
         activation = "gelu_tanh" if config.constants == "google" else "gelu"
-        self.blocks = make_blocks(
-            config.depth, width, config.heads, 4 * width, norm_eps=config.norm_eps, rates=rates, activation=activation
-        )
+        self.blocks = make_encoder_blocks(config, 4 * width, activation=activation)
         self.norm = nn.LayerNorm(width, config.norm_eps)
         self.head = make_head(width, config.classes)
         self.init_weights()
@@ -93,12 +85,6 @@ class Hybrid(ImageModel):
                 nn.init.zeros_(module.norm3.weight)
         nn.init.normal_(self.pos_embed, std=0.02)
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
 
 class HybridEmbed(nn.Module):
@@ -186,7 +172,7 @@ class HybridShortcut(nn.Module):
 
 
 class StdConv2d(nn.Module):
-    """A convolution whose filters are standardised to mean 0 and deviation 1; no bias, TensorFlow's padding."""
+    """A convolution whose filters are standardized to mean 0 and deviation 1; no bias, TensorFlow's padding."""
 
     def __init__(self, width: int, out_width: int, kernel: int, stride: int = 1, constants: Constants = "timm") -> None:
         super().__init__()
@@ -234,9 +220,9 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields, stages = encoder_names.infer_encoder_fields(shapes), r"patch_embed\.backbone\.stages\."
-    fields["stages"] = count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
+    fields["stages"] = side.count_stage_blocks(shapes, rf"{stages}(\d+)\.", stages + r"{}\.blocks\.(\d+)\.", first=0)
     root = ROOT if f"{ROOT}conv.weight" in shapes else STEM
-    fields["channels"] = get_tensor_shape(shapes, f"{root}conv.weight", 4)[1]
+    fields["channels"] = side.get_shape(shapes, f"{root}conv.weight", 4)[1]
     rows, columns = fields["patch_size"]
     scale = 4 * 2 ** max(len(fields["stages"]) - 1, 0)
     return side.InferredConfig(fields=fields, stride=(scale * rows, scale * columns), prefix=1)
@@ -262,7 +248,7 @@ GOOGLE = replace(
 SOURCES = (
     replace(
         encoder_names.TIMM,
-        table=(*encoder_names.TIMM_TABLE, *make_same_name_entries(*STEM_NAMES)),
+        table=(*encoder_names.TIMM_TABLE, *side.keep_names(*STEM_NAMES)),
         markers=(encoder_names.PATCH_KERNEL, "patch_embed.backbone."),
         assumed={"constants": "timm", "norm_eps": 1e-6},
         card=None,
@@ -277,6 +263,4 @@ SOURCES = (
     GOOGLE,
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(
-    name="hybrid", config=HybridConfig, build=Hybrid, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("hybrid", HybridConfig, Hybrid, PRESETS, ALIASES, CHECKPOINT)

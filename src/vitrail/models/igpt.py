@@ -1,8 +1,8 @@
 """Image GPT (Chen 2020, "Generative Pretraining from Pixels"): a GPT-2 over the pixels of small images.
 
-A pixel is the nearest of K palette colours. Each is predicted from the pixels before it, row by row. The features of an
+A pixel is the nearest of K palette colors. Each is predicted from the pixels before it, row by row. The features of an
 image are the mean over the sequence at a middle layer, which are better than those of the last layer.
-B batch, C channels, n = H·W pixels, K colours, D width, L layers.
+B batch, C channels, n = H·W pixels, K colors, D width, L layers.
 """
 
 import math
@@ -16,21 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import attention, causal_mask, merge_heads
-from vitrail.layers.positions import Grid, resample
-from vitrail.models.base.checkpoint_side import (
-    CheckpointSide,
-    ConfigFields,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    TensorTransform,
-    get_tensor_shape,
-    make_entry,
-)
+from vitrail.layers.positions import Grid
+from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.contract import make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
-from vitrail.models.parts.encoder import make_head
+from vitrail.models.parts.encoder import PatchEncoder, make_head
 from vitrail.models.text.decoder import KeyValues
 
 NORM_EPS = 1e-5
@@ -61,7 +52,7 @@ class IGPTConfig:
         return self.feature_layer or max(self.depth // 2, 1)
 
 
-class IGPT(ImageModel):
+class IGPT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the features (B, D). `colour_logits` predicts the pixels.
 
     Images are in [−1, 1], as the palette (mean and std 0.5). With a head, the layers above the features are frozen.
@@ -99,7 +90,7 @@ class IGPT(ImageModel):
         self.init_weights()
 
     def draw_weights(self) -> None:
-        """Every weight as in the authors' code; the output and the head are zero. The palette is a cube of colours."""
+        """Every weight as in the authors' code; the output and the head are zero. The palette is a cube of colors."""
         width, depth = self.config.width, self.config.depth
         self.palette.copy_(make_cube_palette(*self.palette.shape))
         nn.init.normal_(self.colour_embed.weight, std=0.02)
@@ -119,7 +110,7 @@ class IGPT(ImageModel):
         return torch.equal(self.palette.cpu(), make_cube_palette(*self.palette.shape))
 
     def quantise(self, images: Tensor) -> Tensor:
-        """The nearest palette colour of each pixel, by its squared distance: (B, C, H, W) → (B, n)."""
+        """The nearest palette color of each pixel, by its squared distance: (B, C, H, W) → (B, n)."""
         self.check_images(images)
         pixels, palette = images.float().flatten(2), self.palette.float()  # elementwise: autocast would round a product
         distances = [(pixels[:, c, :, None] - palette[:, c]).square() for c in range(self.config.channels)]
@@ -147,17 +138,11 @@ class IGPT(ImageModel):
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         return patches + self.tables(grid)
 
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
-
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:  # noqa: ARG002
         """The blocks before the features: (B, n, D) → (B, n, D)."""
         for block in self.blocks[: self.config.feature_blocks]:
             x = block(x)
         return x
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        return self.head(tokens.mean(1))
 
     def colour_logits(
         self, colours: Tensor, hidden: Tensor | None = None, cache: list[KeyValues] | None = None
@@ -255,7 +240,7 @@ class CausalBlock(nn.Module):
 
 
 def make_cube_palette(colours: int, channels: int) -> Tensor:
-    """Colours evenly spaced in the cube [−1, 1] of all channels, for a new model: (K, C)."""
+    """Colors evenly spaced in the cube [−1, 1] of all channels, for a new model: (K, C)."""
     side = max(round(colours ** (1 / channels)), 2)
     side += side**channels < colours
     steps = torch.linspace(-1, 1, side)
@@ -275,9 +260,9 @@ ALIASES = {"iGPT-S": "igpt_small", "iGPT-M": "igpt_medium", "iGPT-L": "igpt_larg
 PUBLISHED_HEADS = {preset.width: preset.heads for name, preset in PRESETS.items() if name != "igpt_cpu"}
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """From the embedding (K + 1, D), which has a row for the start, the palette and the number of blocks."""
-    (colours, channels), (rows, width) = (get_tensor_shape(shapes, n, 2) for n in ("palette", "colour_embed.weight"))
+    (colours, channels), (rows, width) = (side.get_shape(shapes, n, 2) for n in ("palette", "colour_embed.weight"))
     depth = 1 + max((int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")), default=0)
     heads = PUBLISHED_HEADS.get(width)
     fields = {
@@ -289,11 +274,11 @@ def infer_config(shapes: TensorShapes) -> InferredConfig:
         "causal": rows > colours,
     }
     classes = shapes.get("head.weight", (0,))[0]
-    return InferredConfig(fields={**fields, "classes": classes}, stride=(1, 1))
+    return side.InferredConfig(fields={**fields, "classes": classes}, stride=(1, 1))
 
 
-def make_hf_card(config: ConfigFields) -> dict[str, Any]:
-    """The entries of transformers' config.json; its biases are zero, and its sequence starts with colour K."""
+def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
+    """The entries of transformers' config.json; its biases are zero, and its sequence starts with color K."""
     rows, columns = pair(config["image_size"])
     return {
         "architectures": ["ImageGPTForCausalImageModeling"],
@@ -313,21 +298,21 @@ def make_hf_card(config: ConfigFields) -> dict[str, Any]:
     }
 
 
-TRANSPOSED = TensorTransform(lambda parts: parts[0].T, lambda tensor, _: [tensor.T])  # transformers' Conv1D
-ONE_TABLE = TensorTransform(lambda parts: parts[0][None], lambda tensor, _: [tensor[0]])
-HF_IMAGEGPT = SourceNames(
+TRANSPOSED = side.TensorTransform(lambda parts: parts[0].T, lambda tensor, _: [tensor.T])  # transformers' Conv1D
+ONE_TABLE = side.TensorTransform(lambda parts: parts[0][None], lambda tensor, _: [tensor[0]])
+HF_IMAGEGPT = side.SourceNames(
     layout="imagegpt",
     table=(
-        make_entry("palette", "palette"),  # `clusters` of its preprocessor_config.json
-        make_entry("transformer.wte.weight", "colour_embed.weight"),
-        make_entry("transformer.wpe.weight", "pos_embed", ONE_TABLE),
-        *(make_entry(f"transformer.h.#.ln_{n}.weight", f"blocks.#.norm{n}.weight") for n in (1, 2)),
-        make_entry("transformer.h.#.attn.c_attn.weight", "blocks.#.attn.qkv.weight", TRANSPOSED),
-        make_entry("transformer.h.#.attn.c_proj.weight", "blocks.#.attn.proj.weight", TRANSPOSED),
-        make_entry("transformer.h.#.mlp.c_fc.weight", "blocks.#.mlp.fc1.weight", TRANSPOSED),
-        make_entry("transformer.h.#.mlp.c_proj.weight", "blocks.#.mlp.fc2.weight", TRANSPOSED),
-        make_entry("transformer.ln_f.weight", "norm.weight"),
-        make_entry("lm_head.weight", "output.weight"),
+        side.make_entry("palette", "palette"),  # `clusters` of its preprocessor_config.json
+        side.make_entry("transformer.wte.weight", "colour_embed.weight"),
+        side.make_entry("transformer.wpe.weight", "pos_embed", ONE_TABLE),
+        *(side.make_entry(f"transformer.h.#.ln_{n}.weight", f"blocks.#.norm{n}.weight") for n in (1, 2)),
+        side.make_entry("transformer.h.#.attn.c_attn.weight", "blocks.#.attn.qkv.weight", TRANSPOSED),
+        side.make_entry("transformer.h.#.attn.c_proj.weight", "blocks.#.attn.proj.weight", TRANSPOSED),
+        side.make_entry("transformer.h.#.mlp.c_fc.weight", "blocks.#.mlp.fc1.weight", TRANSPOSED),
+        side.make_entry("transformer.h.#.mlp.c_proj.weight", "blocks.#.mlp.fc2.weight", TRANSPOSED),
+        side.make_entry("transformer.ln_f.weight", "norm.weight"),
+        side.make_entry("lm_head.weight", "output.weight"),
     ),
     markers=("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.ln_1.weight", "lm_head.weight"),
     supported={"classes": (0,), "causal": (True,), "channels": (3,)},
@@ -335,5 +320,5 @@ HF_IMAGEGPT = SourceNames(
     heads=PUBLISHED_HEADS,
     card=make_hf_card,
 )
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=(HF_IMAGEGPT,), resampled={"pos_embed": "grid"})
-FAMILY = Family(name="igpt", config=IGPTConfig, build=IGPT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(HF_IMAGEGPT,), resampled={"pos_embed": "grid"})
+FAMILY = Family("igpt", IGPTConfig, IGPT, PRESETS, ALIASES, CHECKPOINT)

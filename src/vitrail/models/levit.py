@@ -16,27 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.layers.attention import AttentionLayer, merge_heads, split_heads
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, split_heads
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    BATCH_NORM_PARTS,
-    IDENTITY,
-    NameEntry,
-    TensorTransform,
-    count_classes,
-    count_distinct_numbers_in_names,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import Level, make_patch_sizes
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.parts.attention import ReducedGrid, TwoGridAttention
 from vitrail.models.parts.encoder import zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, halve_grid
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    flatten_map,
+    halve_grid,
+    make_halved_levels,
+    name_blocks,
+)
 from vitrail.models.parts.windows import mirror_offsets, remember_tensor
 
 VALUE_RATIO, DOWNSAMPLE_VALUE_RATIO = 2, 4  # width of a head's values, in widths of its keys
@@ -60,7 +56,7 @@ class LeViTConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
+        check_stages(self, divided=False)
         stride = 2**self.convolutions
         check_grid(pair(self.image_size), (stride, stride))
         if self.widths[0] % (stride // 2):
@@ -145,14 +141,9 @@ class LeViT(StagedModel):
 
 def make_levels(config: LeViTConfig) -> tuple[Level, ...]:
     """What halves the grid before a stage attends, too, and is the stage's first block."""
-    stride, levels = 2**config.convolutions, list[Level]()
-    grid = check_grid(pair(config.image_size), (stride, stride))
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        blocks = tuple(f"stages.{stage}.blocks.{number}" for number in range(depth))
-        blocks = (f"stages.{stage}.downsample", *blocks) if stage else blocks
-        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
-        grid, stride = halve_grid(grid), 2 * stride
-    return tuple(levels)
+    stride, (first, *later) = pair(2**config.convolutions), name_blocks(config.stages, "stages.{}.blocks.{}")
+    blocks = [first, *([f"stages.{stage}.downsample", *names] for stage, names in enumerate(later, start=1))]
+    return make_halved_levels(check_grid(pair(config.image_size), stride), stride, config.widths, blocks)
 
 
 def make_stem(channels: int, width: int, convolutions: int) -> nn.Sequential:
@@ -232,13 +223,16 @@ def resample_distances(table: Tensor, grid: Grid) -> Tensor:
     return offsets[:, grid[0] - 1 :, grid[1] - 1 :]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√K + bias)·v; torch's fused kernel is slower for values wider than keys: (B, H, Nq, V)."""
-    scores = q / sqrt(q.shape[-1]) @ k.transpose(-2, -1)
-    return (scores + bias.to(scores.dtype)).softmax(-1) @ v
+class UnfusedAttention(AttentionLayer):
+    """Attention without torch's fused kernel, which is slower for values wider than keys."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        assert mask is not None, "all scores have a bias"
+        scores = q / sqrt(q.shape[-1]) @ k.transpose(-2, -1)
+        return (scores + mask.to(scores.dtype)).softmax(-1) @ v
 
 
-class DistanceAttention(AttentionLayer):
+class DistanceAttention(UnfusedAttention):
     """Self-attention with a bias by distance, and a Hardswish before the projection: (B, n, D) → (B, n, D)."""
 
     def __init__(self, width: int, heads: int, key_width: int, grid: Grid) -> None:
@@ -249,22 +243,15 @@ class DistanceAttention(AttentionLayer):
         self.proj = make_projection(heads * VALUE_RATIO * key_width, width)
         self.attention_biases = nn.Parameter(torch.empty(heads, *grid))  # by distance in rows and columns
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert mask is None
         assert queries is None, "there are no prefix tokens to compute alone"
         q, k, v = split_heads(self.qkv(x), self.heads).split(self.shares, dim=-1)
         return q, k, v, look_up_distances(self.attention_biases, grid)[None]
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        return self.proj(merge_heads(attend(*self.project(x, grid, mask, queries))))
 
-
-class SubsamplingAttention(TwoGridAttention):
+class SubsamplingAttention(UnfusedAttention, TwoGridAttention):
     """Every second token of every second row attends to all: (B, n, D) → (B, n/4, D')."""
 
     def __init__(self, width: int, out_width: int, key_width: int, grid: Grid) -> None:
@@ -279,20 +266,13 @@ class SubsamplingAttention(TwoGridAttention):
     def reduce_grid(self, grid: Grid) -> ReducedGrid:
         return ReducedGrid(queries=halve_grid(grid), keys=grid)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert mask is None
         assert queries is None, "there are no prefix tokens to compute alone"
         q = self.q["ln"](x.unflatten(1, grid)[:, ::2, ::2].flatten(1, 2))
         k, v = split_heads(self.kv(x), self.heads).split(self.shares, dim=-1)
         return split_heads(q, self.heads), k, v, look_up_distances(self.attention_biases, grid, 2)[None]
-
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        return self.proj(merge_heads(attend(*self.project(x, grid, mask, queries))))
 
 
 def make_projection(width: int, out_width: int) -> nn.Sequential:
@@ -375,43 +355,43 @@ def unflatten_square(parts: list[Tensor]) -> Tensor:
     return parts[0].unflatten(1, (side_length, side_length))
 
 
-BIASES = TensorTransform(unflatten_square, lambda table, _: [table.flatten(1)])  # (H, h·w) ↔ (H, h, w)
-MATRIX = TensorTransform(lambda parts: parts[0].flatten(1), lambda matrix, _: [matrix])  # also of 1×1 convolutions
+BIASES = side.TensorTransform(unflatten_square, lambda table, _: [table.flatten(1)])  # (H, h·w) ↔ (H, h, w)
+MATRIX = side.TensorTransform(lambda parts: parts[0].flatten(1), lambda matrix, _: [matrix])  # also of 1×1 convolutions
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    convolutions = count_distinct_numbers_in_names(shapes, r"stem\.conv(\d+)\.")
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    convolutions = side.count_numbers(shapes, r"stem\.conv(\d+)\.")
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0." for stage in range(len(stages))]
-    tables = [get_tensor_shape(shapes, f"{name}attn.attention_biases", 3) for name in first]
-    maps = [get_tensor_shape(shapes, f"{name}attn.qkv.linear.weight", 2) for name in first]
-    classes = count_classes(shapes, "head.linear.weight")
-    fields = {
+    tables = [side.get_shape(shapes, f"{name}attn.attention_biases", 3) for name in first]
+    maps = [side.get_shape(shapes, f"{name}attn.qkv.linear.weight", 2) for name in first]
+    channels, widths = side.get_shape(shapes, "stem.conv1.linear.weight", 4)[1], tuple(width for _, width in maps)
+    fields = side.describe_stages(shapes, channels, stages, widths, "head.linear.weight")
+    fields |= {
         "image_size": (tables[0][1] << convolutions, tables[0][2] << convolutions),
         "convolutions": convolutions,
-        "channels": get_tensor_shape(shapes, "stem.conv1.linear.weight", 4)[1],
-        "classes": classes,
-        "stages": stages,
-        "widths": tuple(width for _, width in maps),
         "heads": tuple(heads for heads, _, _ in tables),
         "key_width": maps[0][0] // (4 * tables[0][0]),  # queries, keys, and values of twice their width
-        "distilled": not classes or "head_dist.linear.weight" in shapes,
+        "distilled": not fields["classes"] or "head_dist.linear.weight" in shapes,
     }
     return side.InferredConfig(fields=fields)
 
 
 def make_layer_entries(
-    theirs: str, ours: str, layer: str, norm: str, transform: TensorTransform = IDENTITY
-) -> tuple[NameEntry, ...]:
+    theirs: str, ours: str, layer: str, norm: str, transform: side.TensorTransform = side.IDENTITY
+) -> tuple[side.NameEntry, ...]:
     """A linear map or convolution and its batch norm, which they call `layer` and `norm`."""
     return (
-        make_entry(f"{theirs}.{layer}.weight", f"{ours}.linear.weight", transform),
-        *(make_entry(f"{theirs}.{norm}.{part}", f"{ours}.bn.{part}") for part in BATCH_NORM_PARTS),
+        side.make_entry(f"{theirs}.{layer}.weight", f"{ours}.linear.weight", transform),
+        *(side.make_entry(f"{theirs}.{norm}.{part}", f"{ours}.bn.{part}") for part in side.BATCH_NORM_PARTS),
     )
 
 
-def make_head_entries(theirs: str, ours: str, layer: str, norm: str) -> tuple[NameEntry, ...]:
-    return (make_entry(f"{theirs}.{layer}.bias", f"{ours}.linear.bias"), *make_layer_entries(theirs, ours, layer, norm))
+def make_head_entries(theirs: str, ours: str, layer: str, norm: str) -> tuple[side.NameEntry, ...]:
+    return (
+        side.make_entry(f"{theirs}.{layer}.bias", f"{ours}.linear.bias"),
+        *make_layer_entries(theirs, ours, layer, norm),
+    )
 
 
 BLOCK, DOWNSAMPLE = "stages.#.blocks.#", "stages.#.downsample"
@@ -424,7 +404,7 @@ TIMM_TABLE = (
     *make_layer_entries("stem.conv#", "stem.conv#", "linear", "bn"),
     *(row for name in LAYERS for row in make_layer_entries(name, name, "linear", "bn", MATRIX)),
     *(
-        make_entry(f"{name}.attention_biases", f"{name}.attention_biases", BIASES)
+        side.make_entry(f"{name}.attention_biases", f"{name}.attention_biases", BIASES)
         for name in (f"{BLOCK}.attn", f"{DOWNSAMPLE}.attn_downsample")
     ),
     *(row for name in ("head", "head_dist") for row in make_head_entries(name, name, "linear", "bn")),
@@ -453,14 +433,14 @@ def list_layers(stages: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
 
 def make_counted_entries(
     stages: tuple[int, ...], parts: Mapping[str, Mapping[str, str]], branch: str, layer: str, norm: str
-) -> Iterator[NameEntry]:
+) -> Iterator[side.NameEntry]:
     """All layers, counted by stage in transformers and overall by the authors; those with a residual in a `branch`."""
     for count, (place, block, part) in enumerate(list_layers(stages)):
         theirs = (place if parts is HF_PARTS else f"blocks.{count}") + (f".{branch}" if part in ("attn", "mlp") else "")
         for ours, name in parts[part].items():
             yield from make_layer_entries(f"{theirs}.{name}", f"{block}.{part}.{ours}", layer, norm)
         if part != "mlp":
-            yield make_entry(f"{theirs}.attention_biases", f"{block}.{part}.attention_biases", BIASES)
+            yield side.make_entry(f"{theirs}.attention_biases", f"{block}.{part}.attention_biases", BIASES)
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -576,4 +556,4 @@ CHECKPOINT = side.CheckpointSide(
     sources=(TIMM, *map(make_hf_source, PUBLISHED_STAGES), *map(make_authors_source, PUBLISHED_STAGES)),
     resampled={"attention_biases": "distances"},
 )
-FAMILY = Family(name="levit", config=LeViTConfig, build=LeViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("levit", LeViTConfig, LeViT, PRESETS, ALIASES, CHECKPOINT)

@@ -18,11 +18,10 @@ from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base.checkpoint_side import RESAMPLED, CheckpointSide
-from vitrail.models.base.checks import check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_blocks, make_head, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +30,9 @@ class LinformerConfig(EncoderConfig):
     shared: Literal["none", "heads", "kv", "layers"] = (
         "kv"  # share a projection between heads, also k and v, also layers
     )
-    norm_eps: float = 1e-6
-    dynamic: bool = False  # accept any multiple of the patch size at run time; table and projections are resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
-class Linformer(ImageModel):
+class Linformer(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: LinformerConfig
@@ -50,9 +44,7 @@ class Linformer(ImageModel):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
         width, depth, patch = config.width, config.depth, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.declare_level(patch)
         tokens = self.prefix + math.prod(self.grid)
         projections = {"none": 2 * config.heads, "heads": 2, "kv": 1, "layers": 0}[config.shared]
 
@@ -81,12 +73,6 @@ class Linformer(ImageModel):
                 for table in tables:
                     nn.init.xavier_uniform_(table, gain=1 / math.sqrt(2))
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
     def run(self, x: Tensor, grid: Grid, queries: int | None = None) -> Tensor:
         shared = None if self.projection is None else resample_projection(self.projection, self.grid, grid)
@@ -182,4 +168,4 @@ PRESETS = Presets(
     }
 )
 CHECKPOINT = CheckpointSide(resampled={**RESAMPLED, "projection": "sums"})
-FAMILY = Family(name="linformer", config=LinformerConfig, build=Linformer, presets=PRESETS, checkpoint=CHECKPOINT)
+FAMILY = Family("linformer", LinformerConfig, Linformer, PRESETS, checkpoint=CHECKPOINT)

@@ -18,23 +18,19 @@ from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    BATCH_NORM_PARTS,
-    NameEntry,
-    TensorTransform,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    list_batch_norm_names,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.parts.convolutions import ConvSame
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    check_stages,
+    flatten_map,
+    list_stage_rates,
+    make_halved_levels,
+    name_blocks,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import OFFSETS_BY_QUERY, OffsetBias, WindowAttention, Windows
 
 NORM_EPS, BATCH_NORM_EPS = 1e-5, 1e-3
@@ -58,9 +54,7 @@ class MaxViTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self)
         image, stride = pair(self.image_size), self.stem_stride * 2 ** len(self.stages)
         last = check_grid(image, (stride, stride))
         if self.window is not None and (last[0] % self.window or last[1] % self.window):
@@ -74,14 +68,12 @@ class MaxViTConfig(DropRates):
 
 def make_levels(config: MaxViTConfig) -> tuple[Level, ...]:
     """Each block is declared as its two attentions; the convolution before them belongs to the first."""
-    (rows, columns), levels = pair(config.image_size), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        stride = config.stem_stride * 2 ** (stage + 1)
-        parts = [(number, part) for number in range(depth) for part in ("attn_block", "attn_grid")]
-        blocks = tuple(f"stages.{stage}.blocks.{number}.{part}" for number, part in parts)
-        grid = (rows // stride, columns // stride)
-        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
-    return tuple(levels)
+    (rows, columns), stride = pair(config.image_size), 2 * config.stem_stride
+    blocks = [
+        [f"{name}.{part}" for name in names for part in ("attn_block", "attn_grid")]
+        for names in name_blocks(config.stages, "stages.{}.blocks.{}")
+    ]
+    return make_halved_levels((rows // stride, columns // stride), (stride, stride), config.widths, blocks)
 
 
 class MaxViT(ImageModel):
@@ -102,20 +94,14 @@ class MaxViT(ImageModel):
         self.sizes = ImageSizes(multiple=multiple, minimum=multiple) if config.dynamic else ImageSizes()
         self.classifiers = (("mean", "head.fc"),) if config.classes else ()
         self.stem = MaxViTStem(config.channels, config.stem_width, config.stem_stride, config.constants)
-        self.stages, before, count = nn.ModuleList(), config.stem_width, 0
-        for level, depth, heads in zip(self.levels, config.stages, config.heads, strict=True):
+        self.stages, before, constants = nn.ModuleList(), config.stem_width, config.constants
+        depth_rates = list_stage_rates(config.stochastic_depth, config.stages)
+        for width, heads, stage_rates in zip(config.widths, config.heads, depth_rates, strict=True):
             blocks = list[nn.Module]()
-            for number in range(depth):
-                rates = (
-                    config.dropout,
-                    config.attention_dropout,
-                    scale_rate(config.stochastic_depth, count + number, sum(config.stages)),
-                )
-                blocks.append(
-                    MaxViTBlock(before, level.width, heads, window, 1 if number else 2, rates, config.constants)
-                )
-                before = level.width
-            count += depth
+            for number, rate in enumerate(stage_rates):
+                rates = (config.dropout, config.attention_dropout, rate)
+                blocks.append(MaxViTBlock(before, width, heads, window, 1 if number else 2, rates, constants))
+                before = width
             self.stages.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks))))
         self.norm = nn.Identity()  # that of the head follows the mean
         self.head = make_mlp_head(before, config.classes, bias=config.constants == "google")
@@ -324,18 +310,15 @@ HEAD = {"head.norm": "classifier.2", "head.pre_logits.fc": "classifier.3", "head
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """A window fills the map of the last stage, as in all published models; torchvision's stem has no bias."""
-    stem_width, channels, _, _ = get_tensor_shape(shapes, "stem.conv1.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    stem_width, channels, _, _ = side.get_shape(shapes, "stem.conv1.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0.attn_block." for stage in range(len(stages))]
-    tables = [get_tensor_shape(shapes, f"{name}{TABLE}", 3) for name in first]
+    tables = [side.get_shape(shapes, f"{name}{TABLE}", 3) for name in first]
     stride = 2 ** (len(stages) + 1)
-    fields = {
+    widths = tuple(side.get_shape(shapes, f"{name}norm1.weight", 1)[0] for name in first)
+    fields = side.describe_stages(shapes, channels, stages, widths, "head.fc.weight") | {
         "image_size": ((tables[0][1] + 1) // 2 * stride, (tables[0][2] + 1) // 2 * stride),
-        "channels": channels,
-        "classes": count_classes(shapes, "head.fc.weight"),
         "stem_width": stem_width,
-        "stages": stages,
-        "widths": tuple(get_tensor_shape(shapes, f"{name}norm1.weight", 1)[0] for name in first),
         "heads": tuple(table[0] for table in tables),
         "constants": "google" if "stem.conv1.bias" in shapes else "torchvision",
     }
@@ -393,33 +376,40 @@ def scale_queries(tensor: Tensor, power: float) -> Tensor:
     return torch.cat([q * (len(q) // HEAD_WIDTH) ** power, k, v])
 
 
-BY_WIDTH = TensorTransform(lambda parts: scale_queries(parts[0], -0.5), lambda tensor, _: [scale_queries(tensor, 0.5)])
+BY_WIDTH = side.TensorTransform(
+    lambda parts: scale_queries(parts[0], -0.5), lambda tensor, _: [scale_queries(tensor, 0.5)]
+)
 
 
-def make_timm_table() -> tuple[NameEntry, ...]:
+def make_timm_table() -> tuple[side.NameEntry, ...]:
     layers = [f"{BLOCK}conv.{name}.*" for name in (*CONVOLUTIONS, *GATES, "shortcut.expand")]
     layers += [f"{BLOCK}{block}.{name}.*" for block in ATTENTIONS for name in (*LAYERS, "attn.qkv")]
-    norms = [each for name in BATCH_NORMS for each in list_batch_norm_names(f"{BLOCK}conv.{name}")]
-    tables = (make_entry(f"{BLOCK}{each}.attn.rel_pos.{TABLE_END}", f"{BLOCK}{each}.{TABLE}") for each in ATTENTIONS)
-    stem = ("stem.conv1.*", "stem.conv2.*", *list_batch_norm_names("stem.norm1"))
-    return (*make_same_name_entries(*stem, *layers, *norms, *(f"{name}.*" for name in HEAD)), *tables)
+    norms = [each for name in BATCH_NORMS for each in side.list_batch_norm_names(f"{BLOCK}conv.{name}")]
+    tables = (
+        side.make_entry(f"{BLOCK}{each}.attn.rel_pos.{TABLE_END}", f"{BLOCK}{each}.{TABLE}") for each in ATTENTIONS
+    )
+    stem = ("stem.conv1.*", "stem.conv2.*", *side.list_batch_norm_names("stem.norm1"))
+    return (*side.keep_names(*stem, *layers, *norms, *(f"{name}.*" for name in HEAD)), *tables)
 
 
-def make_torchvision_table() -> tuple[NameEntry, ...]:
+def make_torchvision_table() -> tuple[side.NameEntry, ...]:
     start, ours = "blocks.#.layers.#.layers.", f"{BLOCK}conv."
     names = {"stem.conv1": "stem.0.0", "stem.conv2": "stem.1.0", **HEAD}
     names |= {ours + name: f"{start}MBconv.layers.{theirs}" for name, theirs in (CONVOLUTIONS | GATES).items()}
     names[f"{ours}shortcut.expand"] = f"{start}MBconv.proj.1"
     norms = {"stem.norm1": "stem.0.1"}
     norms |= {ours + name: f"{start}MBconv.layers.{theirs}" for name, theirs in BATCH_NORMS.items()}
-    rows = list[NameEntry]()
+    rows = list[side.NameEntry]()
     for block, kind in ATTENTIONS.items():
         attention = f"{start}{kind}.attn_layer.1."
         names |= {f"{BLOCK}{block}.{name}": f"{start}{kind}.{theirs}" for name, theirs in LAYERS.items()}
-        rows.append(make_entry(f"{attention}to_qkv.*", f"{BLOCK}{block}.attn.qkv.*", BY_WIDTH))
-        rows.append(make_entry(attention + TABLE_END, f"{BLOCK}{block}.{TABLE}", OFFSETS_BY_QUERY))
-    rows += [make_entry(f"{theirs}.*", f"{name}.*") for name, theirs in names.items()]
-    return (*rows, *(make_entry(f"{b}.{part}", f"{a}.{part}") for a, b in norms.items() for part in BATCH_NORM_PARTS))
+        rows.append(side.make_entry(f"{attention}to_qkv.*", f"{BLOCK}{block}.attn.qkv.*", BY_WIDTH))
+        rows.append(side.make_entry(attention + TABLE_END, f"{BLOCK}{block}.{TABLE}", OFFSETS_BY_QUERY))
+    rows += [side.make_entry(f"{theirs}.*", f"{name}.*") for name, theirs in names.items()]
+    return (
+        *rows,
+        *(side.make_entry(f"{b}.{part}", f"{a}.{part}") for a, b in norms.items() for part in side.BATCH_NORM_PARTS),
+    )
 
 
 def find_torchvision_crop(config: side.ConfigFields) -> float:  # noqa: ARG001  # the same for all
@@ -464,11 +454,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={"position_bias.table": "map"})
-FAMILY = Family(
-    name="maxvit",
-    config=MaxViTConfig,
-    build=MaxViT,
-    presets=PRESETS,
-    aliases=ALIASES,
-    checkpoint=CHECKPOINT,
-)
+FAMILY = Family("maxvit", MaxViTConfig, MaxViT, PRESETS, ALIASES, CHECKPOINT)

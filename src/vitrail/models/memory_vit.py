@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, attention, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level, unwrap_compiled
+from vitrail.models.base.contract import ImageModel, unwrap_compiled
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
 from vitrail.models.parts.encoder import make_blocks, make_head, prepend_tokens, zero_head
@@ -56,9 +56,7 @@ class MemoryViT(ImageModel):
     def __init__(self, config: MemoryViTConfig) -> None:
         super().__init__(config)
         width, patch = config.width, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("task", "head"),) if config.classes else ()
+        self.declare_level(patch)
         self.memory_tokens = config.memory
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
@@ -129,9 +127,7 @@ class MemoryAttention(SelfAttention):
         self.memory = memory
         self.proj = MemoryDroppingLinear(width, memory)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         assert mask is None, "the mask of the task token is its own"
         assert queries is None, "the class token and the task token are computed apart"
         old, task = split_task(x, self.memory)
@@ -142,9 +138,7 @@ class MemoryAttention(SelfAttention):
         y_task = merge_heads(attention(q, k, v))
         return self.proj(torch.cat([y[:, :1], y_task, torch.zeros_like(memory), y[:, 1:]], dim=1))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         """q, k and v of all tokens and memory, with a mask, for maps: `forward` computes the old tokens apart."""
         assert mask is None, "the mask of the task token is its own"
         q, k, v, _ = super().project(x, grid, queries=queries)
@@ -212,4 +206,4 @@ PRESETS = Presets(
         "memory_vit_tiny_patch16_224": replace(BASE, patch_size=16, width=192, heads=3),
     }
 )
-FAMILY = Family(name="memory_vit", config=MemoryViTConfig, build=MemoryViT, presets=PRESETS)
+FAMILY = Family("memory_vit", MemoryViTConfig, MemoryViT, PRESETS)

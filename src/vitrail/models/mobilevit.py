@@ -2,7 +2,7 @@
 
 B batch, C channels, n = h·w tokens, D width of the tokens; h, w and the channels change by stage. A map is cut into
 squares of 2×2 places; the places at the top left of all squares attend to each other, as do those at the top right, …:
-four sequences of n/4 tokens. The convolutions around them mix neighbours. Images may have any size.
+four sequences of n/4 tokens. The convolutions around them mix neighbors. Images may have any size.
 """
 
 from dataclasses import dataclass, field
@@ -13,28 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import AttentionLayer, SelfAttention
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, SelfAttention
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    BATCH_NORM_PARTS,
-    THREE_PARTS,
-    NameEntry,
-    TensorTransform,
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_preset_card,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.names.hf_names import make_hf_heading
 from vitrail.models.parts.encoder import make_head, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, halve_grid, unflatten_map
+from vitrail.models.parts.stages import (
+    check_stages,
+    flatten_map,
+    halve_grid,
+    make_halved_levels,
+    name_blocks,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 NORM_EPS = 1e-5
@@ -60,8 +55,7 @@ class MobileViTConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"convolutions": self.convolutions, "widths": self.widths, "token_widths": self.token_widths}
-        check_stages(self.stages, **parts)
+        check_stages(self, "convolutions", "token_widths")
         for width in (self.stem_width, *self.widths):
             if width % 8:
                 raise ConfigError(f"a width of {width} channels; expected a multiple of 8")
@@ -72,12 +66,9 @@ class MobileViTConfig:
 
 
 def make_levels(config: MobileViTConfig) -> tuple[Level, ...]:
-    grid, levels = halve_grid(pair(config.image_size)), list[Level]()
-    for stage, (count, depth) in enumerate(zip(config.convolutions, config.stages, strict=True)):
-        grid = halve_grid(grid) if stage else grid
-        blocks = tuple(f"stages.{stage}.{number}" for number in range(count + bool(depth)))
-        levels.append(Level(grid=grid, stride=pair(2 ** (stage + 1)), width=config.widths[stage], blocks=blocks))
-    return tuple(levels)
+    counts = [count + bool(depth) for count, depth in zip(config.convolutions, config.stages, strict=True)]
+    grid = halve_grid(pair(config.image_size))
+    return make_halved_levels(grid, (2, 2), config.widths, name_blocks(counts, "stages.{}.{}"))
 
 
 class MobileViT(ImageModel):
@@ -226,14 +217,10 @@ class SequenceAttention(WindowAttention):
     def cut(self, grid: Grid) -> Windows:
         return cut_into_sequences(grid)
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         return SelfAttention.project(self, x, grid, mask, queries)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         return AttentionLayer.forward(self, x, grid, mask, queries)
 
 
@@ -249,39 +236,39 @@ ALIASES = {f"MobileViT-{size.upper()}": f"mobilevit_{size}" for size in ("xxs", 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """All published models have four heads."""
-    stages = range(count_distinct_numbers_in_names(shapes, r"stages\.(\d+)\."))
-    counts = [count_distinct_numbers_in_names(shapes, rf"stages\.{n}\.(\d+)\.conv1_1x1\.") for n in stages]
-    depths = [count_distinct_numbers_in_names(shapes, rf"stages\.{n}\.\d+\.transformer\.(\d+)\.") for n in stages]
+    stages = range(side.count_numbers(shapes, r"stages\.(\d+)\."))
+    counts = [side.count_numbers(shapes, rf"stages\.{n}\.(\d+)\.conv1_1x1\.") for n in stages]
+    depths = [side.count_numbers(shapes, rf"stages\.{n}\.\d+\.transformer\.(\d+)\.") for n in stages]
     last = [f"stages.{n}.{count - 1}.conv3_1x1.conv.weight" for n, count in enumerate(counts)]
     tokens = [f"stages.{n}.{count}.conv_1x1.weight" if depths[n] else "" for n, count in enumerate(counts)]
-    hidden, stem_width, _, _ = get_tensor_shape(shapes, "stages.0.0.conv1_1x1.conv.weight", 4)
+    hidden, stem_width, _, _ = side.get_shape(shapes, "stages.0.0.conv1_1x1.conv.weight", 4)
     fields: dict[str, Any] = {
         "image_size": (256, 256),
-        "channels": get_tensor_shape(shapes, "stem.conv.weight", 4)[1],
-        "classes": count_classes(shapes, "head.fc.weight"),
+        "channels": side.get_shape(shapes, "stem.conv.weight", 4)[1],
+        "classes": side.count_classes(shapes, "head.fc.weight"),
         "stem_width": stem_width,
         "convolutions": tuple(counts),
         "stages": tuple(depths),
-        "widths": tuple(get_tensor_shape(shapes, name, 4)[0] for name in last),
-        "token_widths": tuple(get_tensor_shape(shapes, name, 4)[0] if name else 0 for name in tokens),
+        "widths": tuple(side.get_shape(shapes, name, 4)[0] for name in last),
+        "token_widths": tuple(side.get_shape(shapes, name, 4)[0] if name else 0 for name in tokens),
         "expansion": hidden // stem_width,
     }
     if first := next((name for name in tokens if name), ""):
-        rows, columns = get_tensor_shape(shapes, first.replace("conv_1x1", "transformer.0.mlp.fc1"), 2)
+        rows, columns = side.get_shape(shapes, first.replace("conv_1x1", "transformer.0.mlp.fc1"), 2)
         fields["mlp_ratio"] = rows / columns
     published = {each.token_widths for each in PRESETS.values()}
     return side.InferredConfig(fields=fields | ({"heads": 4} if fields["token_widths"] in published else {}))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
-    return make_preset_card(config, FAMILY.name, PRESETS)
+    return side.make_preset_card(config, FAMILY.name, PRESETS)
 
 
 def make_conv_entries(
     theirs: str, ours: str, conv: str = "convolution", norm: str = "normalization"
-) -> list[NameEntry]:
-    norms = [make_entry(f"{theirs}.{norm}.{part}", f"{ours}.bn.{part}") for part in BATCH_NORM_PARTS]
-    return [make_entry(f"{theirs}.{conv}.weight", f"{ours}.conv.weight"), *norms]
+) -> list[side.NameEntry]:
+    norms = [side.make_entry(f"{theirs}.{norm}.{part}", f"{ours}.bn.{part}") for part in side.BATCH_NORM_PARTS]
+    return [side.make_entry(f"{theirs}.{conv}.weight", f"{ours}.conv.weight"), *norms]
 
 
 INVERTED = {  # ours, which are timm's; transformers' and the authors'
@@ -304,15 +291,15 @@ BLOCK_PARTS = {
 TIMM_CONVS = ("stem", "final_conv", *(f"stages.#.#.{name}" for name in (*INVERTED, *AROUND)))
 TIMM_TABLE = (
     *(row for name in TIMM_CONVS for row in make_conv_entries(name, name, "conv", "bn")),
-    *make_same_name_entries("stages.#.#.conv_1x1.weight", "stages.#.#.norm.*", "head.fc.*"),
-    *make_same_name_entries(*(f"stages.#.#.transformer.#.{part}.*" for part in ("attn.qkv", *BLOCK_PARTS))),
+    *side.keep_names("stages.#.#.conv_1x1.weight", "stages.#.#.norm.*", "head.fc.*"),
+    *side.keep_names(*(f"stages.#.#.transformer.#.{part}.*" for part in ("attn.qkv", *BLOCK_PARTS))),
 )
 
 
-def make_hf_table() -> tuple[NameEntry, ...]:
+def make_hf_table() -> tuple[side.NameEntry, ...]:
     """transformers has names of their own for the convolutions that halve the map before a transformer."""
     rows = [*make_conv_entries("conv_stem", "stem"), *make_conv_entries("conv_1x1_exp", "final_conv")]
-    rows.append(make_entry("classifier.*", "head.fc.*"))
+    rows.append(side.make_entry("classifier.*", "head.fc.*"))
     for stage, depth in enumerate(MobileViTConfig().stages):
         theirs, ours = f"encoder.layer.{stage}.", f"stages.{stage}."
         place, number = ("downsampling_layer", "0") if depth else ("layer.#", "#")
@@ -324,28 +311,28 @@ def make_hf_table() -> tuple[NameEntry, ...]:
     maps = [f"{theirs}attention.attention.{name}.*" for name in ("query", "key", "value")]
     return (
         *rows,
-        make_entry("encoder.layer.#.conv_1x1.convolution.weight", "stages.#.1.conv_1x1.weight"),
-        make_entry("encoder.layer.#.layernorm.*", "stages.#.1.norm.*"),
-        make_entry(maps, f"{ours}attn.qkv.*", THREE_PARTS),
-        *(make_entry(f"{theirs}{its}.*", f"{ours}{mine}.*") for mine, (its, _) in BLOCK_PARTS.items()),
+        side.make_entry("encoder.layer.#.conv_1x1.convolution.weight", "stages.#.1.conv_1x1.weight"),
+        side.make_entry("encoder.layer.#.layernorm.*", "stages.#.1.norm.*"),
+        side.make_entry(maps, f"{ours}attn.qkv.*", side.THREE_PARTS),
+        *(side.make_entry(f"{theirs}{its}.*", f"{ours}{mine}.*") for mine, (its, _) in BLOCK_PARTS.items()),
     )
 
 
-def make_authors_table() -> tuple[NameEntry, ...]:
+def make_authors_table() -> tuple[side.NameEntry, ...]:
     """Stages are counted from 1; the norm after the last block of a transformer is counted as a block."""
-    flip = TensorTransform(lambda parts: parts[0].flip(1), lambda kernel, _: [kernel.flip(1)])
-    rows = [make_entry("conv_1.block.conv.weight", "stem.conv.weight", flip)]  # their images have blue first
+    flip = side.TensorTransform(lambda parts: parts[0].flip(1), lambda kernel, _: [kernel.flip(1)])
+    rows = [side.make_entry("conv_1.block.conv.weight", "stem.conv.weight", flip)]  # their images have blue first
     names = {"stem": "conv_1", "final_conv": "conv_1x1_exp"}
     names |= {f"stages.#.#.{ours}": f"layer_%.#.{theirs}" for ours, (_, theirs) in (INVERTED | AROUND).items()}
     for ours, theirs in names.items():
         rows += make_conv_entries(theirs, ours, "block.conv", "block.norm")
     for stage, depth in enumerate(MobileViTConfig().stages):
-        rows.append(make_entry(f"layer_{stage + 1}.#.global_rep.{depth}.*", f"stages.{stage}.#.norm.*"))
+        rows.append(side.make_entry(f"layer_{stage + 1}.#.global_rep.{depth}.*", f"stages.{stage}.#.norm.*"))
     blocks = {ours: theirs for ours, (_, theirs) in BLOCK_PARTS.items()} | {"attn.qkv": "pre_norm_mha.1.qkv_proj"}
     for ours, theirs in blocks.items():
-        rows.append(make_entry(f"layer_%.#.global_rep.#.{theirs}.*", f"stages.#.#.transformer.#.{ours}.*"))
-    rows.append(make_entry("layer_%.#.local_rep.conv_1x1.block.conv.weight", "stages.#.#.conv_1x1.weight"))
-    return (*rows, make_entry("classifier.fc.*", "head.fc.*"))
+        rows.append(side.make_entry(f"layer_%.#.global_rep.#.{theirs}.*", f"stages.#.#.transformer.#.{ours}.*"))
+    rows.append(side.make_entry("layer_%.#.local_rep.conv_1x1.block.conv.weight", "stages.#.#.conv_1x1.weight"))
+    return (*rows, side.make_entry("classifier.fc.*", "head.fc.*"))
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -401,6 +388,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
-FAMILY = Family(
-    name="mobilevit", config=MobileViTConfig, build=MobileViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("mobilevit", MobileViTConfig, MobileViT, PRESETS, ALIASES, CHECKPOINT)

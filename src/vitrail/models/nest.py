@@ -2,7 +2,7 @@
 
 B batch, n = h·w tokens, D width, H heads, K width of a head; h, w and D change by level. The first of L levels is cut
 into 2^(L−1) × 2^(L−1) blocks, the last one is a single block; a block always has as many tokens. A convolution and a
-max pool between levels let neighbours across a border meet. Public weights were trained with the tanh approximation of
+max pool between levels let neighbors across a border meet. Public weights were trained with the tanh approximation of
 GELU and TensorFlow's padding: timm runs them with the exact GELU, and its models without `_jx` have symmetric padding.
 """
 
@@ -16,27 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError
-from vitrail.layers.attention import attention
-from vitrail.layers.block import Block
+from vitrail.layers.attention import Mask
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TensorTransform,
-    count_stage_blocks,
-    describe_stages,
-    find_published_heads,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import Level, make_patch_sizes
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small
 from vitrail.models.parts.convolutions import MaxPoolSame
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_stages,
+    flatten_map,
+    make_stage_blocks,
+    make_stage_levels,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import WindowAttention, Windows
 
 NORM_EPS = 1e-6
@@ -59,9 +56,7 @@ class NesTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self)
         check_grid(pair(self.image_size), (self.last_stride, self.last_stride))
 
     @property
@@ -83,26 +78,14 @@ class NesT(StagedModel):
 
     def __init__(self, config: NesTConfig) -> None:
         super().__init__(config)
-        self.levels, total, count = make_levels(config), sum(config.stages), 0
+        self.levels = make_levels(config)
         self.sizes = make_patch_sizes(pair(config.last_stride), dynamic=config.dynamic)
         self.classifiers = (("mean", "head"),) if config.classes else ()
         self.patch_embed = PatchEmbed(config.widths[0], pair(config.patch_size), config.channels)
         self.stages = nn.ModuleList()
-        for stage, (level, depth, heads) in enumerate(zip(self.levels, config.stages, config.heads, strict=True)):
-            per_side, blocks = 2 ** (len(config.stages) - 1 - stage), nn.ModuleList()
-            for number in range(depth):
-                block = Block(
-                    level.width,
-                    heads,
-                    4 * level.width,
-                    activation=config.activation,
-                    norm_eps=NORM_EPS,
-                    dropout=config.dropout,
-                    stochastic_depth=scale_rate(config.stochastic_depth, count + number, total),
-                )
-                block.attn = BlockAttention(level.width, heads, level.grid, per_side, config.attention_dropout)
-                blocks.append(block)
-            count += depth
+        for stage, level in enumerate(self.levels):
+            hidden, make = 4 * level.width, partial(make_attention, config, stage, level.grid)
+            blocks = make_stage_blocks(config, stage, hidden, make, norm_eps=NORM_EPS, activation=config.activation)
             pool = ConvPool(config.widths[stage - 1], level.width, config.padding) if stage else None
             self.stages.append(NesTStage(pool, level.width, level.grid, blocks))
         self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
@@ -132,6 +115,12 @@ class NesT(StagedModel):
         for stage in self.stages:
             x, grid = stage(x, grid)
             yield x, grid
+
+
+def make_attention(config: NesTConfig, stage: int, grid: Grid, _: int) -> "BlockAttention":
+    """The attention of the layers of a level."""
+    per_side = 2 ** (len(config.stages) - 1 - stage)
+    return BlockAttention(config.widths[stage], config.heads[stage], grid, per_side, config.attention_dropout)
 
 
 class NesTStage(nn.Module):
@@ -178,15 +167,10 @@ class BlockAttention(WindowAttention):
     def cut(self, grid: Grid) -> Windows:
         return Windows(grid, (grid[0] // self.per_side, grid[1] // self.per_side))
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
+        y = self.attend(*self.project(x, grid, mask, queries))  # (B·W, H, m, K)
+        y = y.permute(0, 2, 3, 1).flatten(2)  # in `proj`, the heads of a channel are neighbors, as in the authors' code
         assert grid is not None
-        y = attention(q, k, v, mask, self.dropout if self.training else 0.0)  # (B·W, H, m, K)
-        y = y.permute(0, 2, 3, 1).flatten(
-            2
-        )  # in `proj`, the heads of a channel are neighbours, as in the authors' code
         return self.cut(grid).join(self.proj(y))
 
 
@@ -207,13 +191,13 @@ ALIASES = {f"NesT-{size[0].upper()}": f"nest_{size}_jx" for size in SIZES}
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Heads are those of the published model of these widths."""
-    _, channels, patch, _ = get_tensor_shape(shapes, "patch_embed.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
-    tables = [get_tensor_shape(shapes, f"stages.{stage}.pos_embed", 4) for stage in range(len(stages))]
+    _, channels, patch, _ = side.get_shape(shapes, "patch_embed.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    tables = [side.get_shape(shapes, f"stages.{stage}.pos_embed", 4) for stage in range(len(stages))]
     widths = tuple(table[1] for table in tables)
     fields = {"image_size": (tables[0][2] * patch, tables[0][3] * patch), "patch_size": patch}
-    common = describe_stages(shapes, channels, stages, widths)
-    return side.InferredConfig(fields=common | fields | find_published_heads(PRESETS, widths))
+    common = side.describe_stages(shapes, channels, stages, widths)
+    return side.InferredConfig(fields=common | fields | side.find_published_heads(PRESETS, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -253,15 +237,15 @@ def make_timm_source(stages: int, *markers: str) -> side.SourceNames:
     tables = list[Any]()
     for stage in range(MAX_STAGES):
         per_side = 2 ** max(stages - 1 - stage, 0)
-        transform = TensorTransform(positions_to_ours, partial(positions_to_theirs, per_side=per_side))
-        tables.append(make_entry(f"levels.{stage}.pos_embed", f"stages.{stage}.pos_embed", transform))
+        transform = side.TensorTransform(positions_to_ours, partial(positions_to_theirs, per_side=per_side))
+        tables.append(side.make_entry(f"levels.{stage}.pos_embed", f"stages.{stage}.pos_embed", transform))
     names = [(f"transformer_encoder.#.{part}", f"blocks.#.{part}") for part in BLOCK_PARTS]
     names += [(name, name) for name in ("pool.conv", "pool.norm")]
     return side.SourceNames(
         layout="timm",
         table=(
-            *make_same_name_entries("patch_embed.proj.*", "norm.*", "head.*"),
-            *(make_entry(f"levels.#.{theirs}.*", f"stages.#.{ours}.*") for theirs, ours in names),
+            *side.keep_names("patch_embed.proj.*", "norm.*", "head.*"),
+            *(side.make_entry(f"levels.#.{theirs}.*", f"stages.#.{ours}.*") for theirs, ours in names),
             *tables,
         ),
         markers=markers,
@@ -286,4 +270,4 @@ SOURCES = (
 CHECKPOINT = side.CheckpointSide(
     infer_config=infer_config, sources=SOURCES, resampled={"pos_embed": "map", "patch_embed.proj.weight": "kernel"}
 )
-FAMILY = Family(name="nest", config=NesTConfig, build=NesT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("nest", NesTConfig, NesT, PRESETS, ALIASES, CHECKPOINT)

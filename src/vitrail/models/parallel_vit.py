@@ -14,51 +14,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.layers.attention import AttentionLayer, SelfAttention
+from vitrail.layers.attention import AttentionLayer, Mask, SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.layers.residual import LayerScale, StochasticDepth
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import RATE, pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_deit
 from vitrail.models.names import encoder_names
-from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_head, zero_head
 
 Rates = tuple[float, float]  # dropout, stochastic depth
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelViTConfig(DropRates):
-    image_size: Size = 224  # rows, columns; one number for a square
-    patch_size: Size = 16
-    channels: int = 3
-    classes: int = field(default=1000, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
-    width: int = 768  # channels of a token
+class ParallelViTConfig(EncoderConfig):
     depth: int = 18  # blocks
-    branches: int = 2  # of attention, and of MLPs, in each block
-    heads: int = 12  # attention heads of a branch, each width / heads wide
-    mlp_width: int | None = None  # of a branch; default: 4·width
+    branches: int = 2  # of attention, and of MLPs, in each block; heads and mlp_width are those of a branch
     layer_scale: float | None = 1e-5  # the factor that a branch starts with, 1e-4 for the authors; none: no factor
     prefix_positions: bool = True  # whether the class token has a position; for the authors it has none
-    norm_eps: float = 1e-6
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # of every branch
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
-class ParallelViT(ImageModel):
+class ParallelViT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: ParallelViTConfig
@@ -68,9 +48,7 @@ class ParallelViT(ImageModel):
     def __init__(self, config: ParallelViTConfig) -> None:
         super().__init__(config)
         width, patch = config.width, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.declare_level(patch)
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid) + config.prefix_positions, width))
@@ -97,9 +75,6 @@ class ParallelViT(ImageModel):
         """As in DeiT's code, which the authors' is based on; the head is zero."""
         init_as_deit(self, self.cls_token, self.pos_embed)
         zero_head(self.head)
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
 
     def tables(self, grid: Grid) -> Tensor:
         table = resample(self.pos_embed, self.grid, grid)
@@ -159,13 +134,7 @@ class AttentionBranch(nn.Module):
     """γ·attention(LN(x)), in two steps: q, k and v from the tokens, and what the outputs of its heads add to them."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        norm_eps: float,
-        layer_scale: float | None,
-        rates: Rates,
-        attention_dropout: float,
+        self, width: int, heads: int, norm_eps: float, layer_scale: float | None, rates: Rates, attention_dropout: float
     ) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, norm_eps)
@@ -213,9 +182,7 @@ class ParallelAttention(AttentionLayer):
         q, k, v = (torch.cat(part, dim=1) for part in parts)  # (B, R·H, N, K)
         return q, k, v, mask
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         outputs = super().forward(x, grid, mask, queries).chunk(len(self.branches), dim=-1)  # R of (B, N, D)
         return reduce(torch.add, [branch(part) for branch, part in zip(self.branches, outputs, strict=True)])
 
@@ -235,16 +202,16 @@ ALIASES = {"ViT-S18x2": "vit_small_patch16_18x2_224", "ViT-B18x2": "vit_base_pat
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    width, channels, *patch = get_tensor_shape(shapes, encoder_names.PATCH_KERNEL, 4)
-    hidden = get_tensor_shape(shapes, "blocks.0.ffns.0.mlp.fc1.weight", 2)[0]
+    width, channels, *patch = side.get_shape(shapes, encoder_names.PATCH_KERNEL, 4)
+    hidden = side.get_shape(shapes, "blocks.0.ffns.0.mlp.fc1.weight", 2)[0]
     scaled = "blocks.0.attns.0.ls.gamma" in shapes
     fields = {
         "patch_size": (patch[0], patch[1]),
         "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
-        "branches": count_distinct_numbers_in_names(shapes, r"blocks\.0\.attns\.(\d+)\."),
+        "depth": side.count_numbers(shapes, r"blocks\.(\d+)\."),
+        "branches": side.count_numbers(shapes, r"blocks\.0\.attns\.(\d+)\."),
         "mlp_width": None if hidden == 4 * width else hidden,
         "layer_scale": encoder_names.DEFAULT_LAYER_SCALE if scaled else None,
     }
@@ -256,15 +223,15 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return encoder_names.make_timm_card(config, "vit_small_patch16_18x2_224", arguments)
 
 
-OUTSIDE = make_same_name_entries("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*")
+OUTSIDE = side.keep_names("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*")
 ATTENTION_PARTS = ("norm.*", "attn.qkv.*", "attn.proj.*", "ls.gamma")
 MLP_PARTS = ("norm.*", "mlp.fc1.*", "mlp.fc2.*", "ls.gamma")
 TIMM = replace(
     encoder_names.TIMM,
     table=(
         *OUTSIDE,
-        *make_same_name_entries(*(f"blocks.#.attns.#.{part}" for part in ATTENTION_PARTS)),
-        *make_same_name_entries(*(f"blocks.#.ffns.#.{part}" for part in MLP_PARTS)),
+        *side.keep_names(*(f"blocks.#.attns.#.{part}" for part in ATTENTION_PARTS)),
+        *side.keep_names(*(f"blocks.#.ffns.#.{part}" for part in MLP_PARTS)),
     ),
     markers=(encoder_names.PATCH_KERNEL, "blocks.0.attns.0.norm.weight"),
     supported={"branches": (2,)},
@@ -284,12 +251,12 @@ AUTHORS = side.SourceNames(
     table=(
         *OUTSIDE,
         *(
-            make_entry(f"blocks.#.{theirs.format('1' * number)}", f"blocks.#.{ours.format(number)}")
+            side.make_entry(f"blocks.#.{theirs.format('1' * number)}", f"blocks.#.{ours.format(number)}")
             for theirs, ours in AUTHORS_NAMES.items()
             for number in (0, 1)
         ),
         *(
-            make_entry(f"blocks.#.gamma_{kind}{'_1' * number}", f"blocks.#.{ours}.{number}.ls.gamma")
+            side.make_entry(f"blocks.#.gamma_{kind}{'_1' * number}", f"blocks.#.{ours}.{number}.ls.gamma")
             for kind, ours in ((1, "attns"), (2, "ffns"))
             for number in (0, 1)
         ),
@@ -301,11 +268,4 @@ AUTHORS = side.SourceNames(
     details={"fields": {"prefix_positions": False}, "own_names": True},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(TIMM, AUTHORS))
-FAMILY = Family(
-    name="parallel_vit",
-    config=ParallelViTConfig,
-    build=ParallelViT,
-    presets=PRESETS,
-    aliases=ALIASES,
-    checkpoint=CHECKPOINT,
-)
+FAMILY = Family("parallel_vit", ParallelViTConfig, ParallelViT, PRESETS, ALIASES, CHECKPOINT)

@@ -12,23 +12,20 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.positions import Grid, resample
-from vitrail.models.base.checks import check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.layers.positions import Grid
+from vitrail.models.base.checks import pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.encoder import EncoderConfig, make_blocks, make_head, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_encoder_blocks, make_head, zero_head
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchMergerConfig(EncoderConfig):
     merged: int = 8  # tokens after the merger
     merge_after: int | None = None  # blocks before the merger; default: half of them
-    norm_eps: float = 1e-6
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
     def __post_init__(self) -> None:
-        check_patch_config(self)
+        super().__post_init__()
         if self.merge_after is not None and self.merge_after >= self.depth:
             raise ConfigError(
                 f"merge_after is {self.merge_after}; expected less than {self.depth}, the number of blocks"
@@ -37,7 +34,7 @@ class PatchMergerConfig(EncoderConfig):
             raise ConfigError("depth is 1; expected 2 or more, with the merger between two blocks")
 
 
-class MergedViT(ImageModel):
+class MergedViT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the mean of the merged tokens (B, D)."""
 
     config: PatchMergerConfig
@@ -50,16 +47,12 @@ class MergedViT(ImageModel):
     def __init__(self, config: PatchMergerConfig) -> None:
         super().__init__(config)
         width, patch, eps = config.width, pair(config.patch_size), config.norm_eps
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("mean", "head"),) if config.classes else ()
+        self.declare_level(patch)
         self.merge_after = config.merge_after or config.depth // 2
         self.patch_embed = PatchEmbed(width, patch, config.channels)
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width))
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
-        hidden = config.mlp_width or 4 * width
-        self.blocks = make_blocks(config.depth, width, config.heads, hidden, norm_eps=eps, rates=rates)
+        self.blocks = make_encoder_blocks(config, config.mlp_width or 4 * width)
         self.merger = PatchMerger(width, config.merged, bias=False)
         self.norm = nn.LayerNorm(width, eps)
         self.head = make_head(width, config.classes)
@@ -85,16 +78,6 @@ class MergedViT(ImageModel):
             x = block(x, grid)
         return x, grid
 
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(patches + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of merged tokens after the norm: (B, M, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
-
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """The map before the merger: (B, C, H, W) → [(B, D, h, w)]."""
         x, grid = self.run_first_blocks(images)
@@ -119,4 +102,4 @@ PRESETS = Presets(
         "patch_merger_base_patch16_224": PatchMergerConfig(),
     }
 )
-FAMILY = Family(name="patch_merger", config=PatchMergerConfig, build=MergedViT, presets=PRESETS)
+FAMILY = Family("patch_merger", PatchMergerConfig, MergedViT, PRESETS)

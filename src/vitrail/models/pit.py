@@ -4,6 +4,7 @@ B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n toke
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -13,19 +14,12 @@ from vitrail.base.errors import ConfigError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.names import encoder_names
 from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.stages import check_stages, flatten_map, make_halved_levels, name_blocks, unflatten_map
 
 NORM_EPS = 1e-6
 
@@ -48,9 +42,8 @@ class PiTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for before, width, heads in zip((self.widths[0], *self.widths), self.widths, self.heads, strict=False):
-            check_heads(width, heads)
+        check_stages(self)
+        for before, width in pairwise(self.widths):
             if width % before:
                 raise ConfigError(f"a stage of width {width} after one of {before}; expected a multiple of {before}")
         if self.stride > self.patch_size:
@@ -169,13 +162,9 @@ class PiT(ImageModel):
 
 
 def make_levels(config: PiTConfig) -> tuple[Level, ...]:
-    grid, levels = find_overlapping_grid(pair(config.image_size), config.patch_size, config.stride), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        stride = config.stride * 2**stage
-        blocks = tuple(f"transformers.{stage}.blocks.{n}" for n in range(depth))
-        levels.append(Level(grid=grid, stride=(stride, stride), width=width, blocks=blocks))
-        grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # rounded up
-    return tuple(levels)
+    grid = find_overlapping_grid(pair(config.image_size), config.patch_size, config.stride)
+    blocks = name_blocks(config.stages, "transformers.{}.blocks.{}")
+    return make_halved_levels(grid, pair(config.stride), config.widths, blocks)
 
 
 class PiTStage(nn.Module):
@@ -229,25 +218,20 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Patches overlap by half, as in all published models; heads are those of the published model of these widths."""
-    width, channels, patch, _ = get_tensor_shape(shapes, "patch_embed.conv.weight", 4)
-    stages = count_stage_blocks(shapes, r"transformers\.(\d+)\.", r"transformers\.{}\.blocks\.(\d+)\.", first=0)
+    width, channels, patch, _ = side.get_shape(shapes, "patch_embed.conv.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"transformers\.(\d+)\.", r"transformers\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"transformers.{stage}.blocks.0.mlp.fc1.weight" for stage in range(len(stages))]
-    widths = tuple(get_tensor_shape(shapes, name, 2)[1] for name in first)
-    rows, columns = get_tensor_shape(shapes, "pos_embed", 4)[2:]
+    widths = tuple(side.get_shape(shapes, name, 2)[1] for name in first)
+    rows, columns = side.get_shape(shapes, "pos_embed", 4)[2:]
     stride = -(-patch // 2)
-    fields = {
+    fields = side.describe_stages(shapes, channels, stages, widths) | {
         "image_size": ((rows - 1) * stride + patch, (columns - 1) * stride + patch),
         "patch_size": patch,
         "stride": stride,
-        "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
-        "stages": stages,
-        "widths": widths,
         "mlp_ratio": shapes[first[0]][0] / width,
-        "distilled": get_tensor_shape(shapes, "cls_token", 3)[1] == 2,
+        "distilled": side.get_shape(shapes, "cls_token", 3)[1] == 2,
     }
-    published = {each.widths: each.heads for each in SIZES.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(SIZES, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -267,10 +251,10 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
 
 BLOCK_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#")
 NAME_TABLE = (
-    *make_same_name_entries("cls_token", "pos_embed", "patch_embed.conv.*", "norm.*", "head.*", "head_dist.*"),
-    *make_same_name_entries(*(f"transformers.#.blocks.#.{part}.*" for part in BLOCK_PARTS)),
-    *make_same_name_entries("transformers.#.pool.conv.*", "transformers.#.pool.fc.*"),
-    *(make_entry(f"pools.~.{part}.*", f"transformers.#.pool.{part}.*") for part in ("conv", "fc")),  # the authors'
+    *side.keep_names("cls_token", "pos_embed", "patch_embed.conv.*", "norm.*", "head.*", "head_dist.*"),
+    *side.keep_names(*(f"transformers.#.blocks.#.{part}.*" for part in BLOCK_PARTS)),
+    *side.keep_names("transformers.#.pool.conv.*", "transformers.#.pool.fc.*"),
+    *(side.make_entry(f"pools.~.{part}.*", f"transformers.#.pool.{part}.*") for part in ("conv", "fc")),  # the authors'
 )
 SOURCES = (
     side.SourceNames(
@@ -287,4 +271,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={"pos_embed": "map"})
-FAMILY = Family(name="pit", config=PiTConfig, build=PiT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("pit", PiTConfig, PiT, PRESETS, ALIASES, CHECKPOINT)

@@ -5,6 +5,7 @@ tokens their places, so images may have any size. Each stage ends with a norm, w
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -14,22 +15,23 @@ from vitrail.base.errors import CheckpointError
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TWO_PARTS,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_pvt
 from vitrail.models.parts.attention import ReducedAttention, ReducedGrid
 from vitrail.models.parts.convolutions import ConvEmbed
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    StagedModel,
+    check_reductions,
+    check_stages,
+    flatten_map,
+    make_halved_levels,
+    make_stage_blocks,
+    name_blocks,
+    unflatten_map,
+)
 
 NORM_EPS = 1e-6
 POOLED = 7  # rows and columns of keys of the pooled variant
@@ -51,23 +53,15 @@ class PVTv2Config(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "reductions": self.reductions}
-        check_stages(self.stages, widths=self.widths, mlp_ratios=self.mlp_ratios, **parts)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "mlp_ratios", "reductions")
         if not self.pooled:
             check_reductions(self.reductions, make_levels(self))
 
 
 def make_levels(config: PVTv2Config) -> tuple[Level, ...]:
-    """The grid of a stage is that of the stage before, halved and rounded up."""
-    grid, levels = pair(config.image_size), list[Level]()
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        step, stride = 2 if stage else config.stride, pair(config.stride * 2**stage)
-        grid = (-(-grid[0] // step), -(-grid[1] // step))
-        blocks = tuple(f"stages.{stage}.blocks.{number}" for number in range(depth))
-        levels.append(Level(grid=grid, stride=stride, width=width, blocks=blocks))
-    return tuple(levels)
+    (rows, columns), stride = pair(config.image_size), config.stride
+    blocks = name_blocks(config.stages, "stages.{}.blocks.{}")
+    return make_halved_levels((-(-rows // stride), -(-columns // stride)), pair(stride), config.widths, blocks)
 
 
 class PVTv2(StagedModel):
@@ -89,24 +83,12 @@ class PVTv2(StagedModel):
         self.classifiers = (("mean", "head"),) if config.classes else ()
         kernel = 2 * config.stride - 1
         self.patch_embed = ConvEmbed(config.channels, config.widths[0], kernel, config.stride, kernel // 2)
-        self.stages, count = nn.ModuleList(), 0
-        for stage, (width, depth) in enumerate(zip(config.widths, config.stages, strict=True)):
-            blocks = nn.ModuleList()
-            for number in range(depth):
-                block = ConvMlpBlock(
-                    width,
-                    config.heads[stage],
-                    round(config.mlp_ratios[stage] * width),
-                    norm_eps=NORM_EPS,
-                    dropout=config.dropout,
-                    stochastic_depth=scale_rate(config.stochastic_depth, count + number, sum(config.stages)),
-                )
-                kind, ratio = (PooledAttention, 1) if config.pooled else (ReducedAttention, config.reductions[stage])
-                hidden, rate = round(config.mlp_ratios[stage] * width), config.attention_dropout
-                block.set_submodule("attn", kind(width, config.heads[stage], ratio, dropout=rate))
+        self.stages = nn.ModuleList()
+        for stage, width in enumerate(config.widths):
+            hidden, make = round(config.mlp_ratios[stage] * width), partial(make_attention, config, stage)
+            blocks = make_stage_blocks(config, stage, hidden, make, norm_eps=NORM_EPS, kind=ConvMlpBlock)
+            for block in blocks:
                 block.set_submodule("mlp", ConvMlp(width, hidden, config.dropout, relu=config.pooled))
-                blocks.append(block)
-            count += depth
             merge = ConvEmbed(config.widths[stage - 1], width, 3, 2, 1) if stage else None
             self.stages.append(PVTv2Stage(merge, blocks, width))
         self.head = make_head(config.widths[-1], config.classes)
@@ -136,6 +118,12 @@ class PVTv2(StagedModel):
             x = stage.get_submodule("norm")(x)
             maps.append(unflatten_map(x, grid))
         return maps
+
+
+def make_attention(config: PVTv2Config, stage: int, _: int) -> ReducedAttention:
+    """The attention of the blocks of a stage."""
+    kind, ratio = (PooledAttention, 1) if config.pooled else (ReducedAttention, config.reductions[stage])
+    return kind(config.widths[stage], config.heads[stage], ratio, dropout=config.attention_dropout)
 
 
 class PVTv2Stage(nn.Module):
@@ -213,28 +201,22 @@ ALIASES = {f"PVTv2-B{number}": f"pvt_v2_b{number}" for number in range(6)} | {"P
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Heads are those of the published model of these widths; the first stage's kernel has 2·stride − 1 pixels."""
-    _, channels, kernel, _ = get_tensor_shape(shapes, "patch_embed.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
+    _, channels, kernel, _ = side.get_shape(shapes, "patch_embed.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0." for stage in range(len(stages))]
-    hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
+    hidden = [side.get_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
     kernels = [shapes.get(f"{name}attn.sr.weight", (0,))[-1] for name in first]
     pooled, widths = set(kernels) == {1}, tuple(shape[1] for shape in hidden)
     halvings = range(len(stages) - 1, -1, -1)  # after each stage; pooled ones do not use their reductions
-    fields = {
-        "image_size": (224, 224),
+    fields = side.describe_stages(shapes, channels, stages, widths) | {
         "stride": (kernel + 1) // 2,
-        "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
-        "stages": stages,
-        "widths": widths,
         "reductions": tuple(
             max(each, 2**later if pooled else 1) for each, later in zip(kernels, halvings, strict=True)
         ),
         "mlp_ratios": tuple(shape[0] / shape[1] for shape in hidden),
         "pooled": pooled,
     }
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -282,29 +264,31 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 
 BLOCK, HF_STAGE, HF_BLOCK = "stages.#.blocks.#.", "encoder.layers.#.", "encoder.layers.#.blocks.#."
 HF_TABLE = (
-    make_entry("encoder.layers.0.patch_embedding.proj.*", "patch_embed.proj.*"),
-    make_entry("encoder.layers.0.patch_embedding.layer_norm.*", "patch_embed.norm.*"),
-    make_entry(f"{HF_STAGE}patch_embedding.proj.*", "stages.#.downsample.proj.*"),
-    make_entry(f"{HF_STAGE}patch_embedding.layer_norm.*", "stages.#.downsample.norm.*"),
-    make_entry(f"{HF_STAGE}layer_norm.*", "stages.#.norm.*"),
-    *(make_entry(f"{HF_BLOCK}layer_norm_{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)),
-    make_entry(f"{HF_BLOCK}attention.query.*", f"{BLOCK}attn.q.*"),
-    make_entry([f"{HF_BLOCK}attention.{part}.*" for part in ("key", "value")], f"{BLOCK}attn.kv.*", TWO_PARTS),
-    make_entry(f"{HF_BLOCK}attention.proj.*", f"{BLOCK}attn.proj.*"),
-    make_entry(f"{HF_BLOCK}attention.spatial_reduction.*", f"{BLOCK}attn.sr.*"),
-    make_entry(f"{HF_BLOCK}attention.layer_norm.*", f"{BLOCK}attn.norm.*"),
-    *(make_entry(f"{HF_BLOCK}mlp.dense{n}.*", f"{BLOCK}mlp.fc{n}.*") for n in (1, 2)),
-    make_entry(f"{HF_BLOCK}mlp.dwconv.dwconv.*", f"{BLOCK}mlp.dwconv.*"),
-    make_entry("classifier.*", "head.*"),
+    side.make_entry("encoder.layers.0.patch_embedding.proj.*", "patch_embed.proj.*"),
+    side.make_entry("encoder.layers.0.patch_embedding.layer_norm.*", "patch_embed.norm.*"),
+    side.make_entry(f"{HF_STAGE}patch_embedding.proj.*", "stages.#.downsample.proj.*"),
+    side.make_entry(f"{HF_STAGE}patch_embedding.layer_norm.*", "stages.#.downsample.norm.*"),
+    side.make_entry(f"{HF_STAGE}layer_norm.*", "stages.#.norm.*"),
+    *(side.make_entry(f"{HF_BLOCK}layer_norm_{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)),
+    side.make_entry(f"{HF_BLOCK}attention.query.*", f"{BLOCK}attn.q.*"),
+    side.make_entry(
+        [f"{HF_BLOCK}attention.{part}.*" for part in ("key", "value")], f"{BLOCK}attn.kv.*", side.TWO_PARTS
+    ),
+    side.make_entry(f"{HF_BLOCK}attention.proj.*", f"{BLOCK}attn.proj.*"),
+    side.make_entry(f"{HF_BLOCK}attention.spatial_reduction.*", f"{BLOCK}attn.sr.*"),
+    side.make_entry(f"{HF_BLOCK}attention.layer_norm.*", f"{BLOCK}attn.norm.*"),
+    *(side.make_entry(f"{HF_BLOCK}mlp.dense{n}.*", f"{BLOCK}mlp.fc{n}.*") for n in (1, 2)),
+    side.make_entry(f"{HF_BLOCK}mlp.dwconv.dwconv.*", f"{BLOCK}mlp.dwconv.*"),
+    side.make_entry("classifier.*", "head.*"),
 )
 PARTS = ("norm1", "norm2", "mlp.fc#", "mlp.dwconv", "attn.q", "attn.kv", "attn.proj", "attn.sr", "attn.norm")
 SOURCES = (
     side.SourceNames(
         layout="timm",
         table=(
-            *make_same_name_entries("patch_embed.proj.*", "patch_embed.norm.*", "stages.#.norm.*", "head.*"),
-            *make_same_name_entries("stages.#.downsample.proj.*", "stages.#.downsample.norm.*"),
-            *make_same_name_entries(*(f"{BLOCK}{part}.*" for part in PARTS)),
+            *side.keep_names("patch_embed.proj.*", "patch_embed.norm.*", "stages.#.norm.*", "head.*"),
+            *side.keep_names("stages.#.downsample.proj.*", "stages.#.downsample.norm.*"),
+            *side.keep_names(*(f"{BLOCK}{part}.*" for part in PARTS)),
         ),
         markers=("patch_embed.proj.weight", "stages.0.blocks.0.attn.kv.weight", "stages.0.blocks.0.mlp.dwconv.weight"),
         supported={"stride": (4,)},
@@ -334,4 +318,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
-FAMILY = Family(name="pvt_v2", config=PVTv2Config, build=PVTv2, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("pvt_v2", PVTv2Config, PVTv2, PRESETS, ALIASES, CHECKPOINT)

@@ -15,25 +15,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, join_masks, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks, merge_heads
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TensorTransform,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small_linear
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import check_stages, flatten_map, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import (
+    check_stages,
+    flatten_map,
+    make_halved_levels,
+    make_stage_blocks,
+    name_blocks,
+    unflatten_map,
+)
 from vitrail.models.parts.windows import OffsetBias, TokenWindows, WindowAttention, WindowMixing, init_offset_biases
 
 NORM_EPS = 1e-6
@@ -57,9 +56,7 @@ class RegionViTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_stages(self.stages, widths=self.widths, heads=self.heads)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self)
         for width, following in zip(self.widths, self.widths[1:], strict=False):
             if following % width:
                 raise ConfigError(f"a width of {following} after {width}; expected a multiple, channels become several")
@@ -127,13 +124,9 @@ class RegionViT(ImageModel):
 
 
 def make_levels(config: RegionViTConfig) -> tuple[Level, ...]:
-    stride, levels = pair(config.patch_size), list[Level]()
-    grid = check_grid(pair(config.image_size), stride)
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        blocks = tuple(f"layers.{stage}.block.{1 + number}" for number in range(depth))
-        levels.append(Level(grid=grid, stride=stride, width=width, blocks=blocks))
-        grid, stride = (-(-grid[0] // 2), -(-grid[1] // 2)), (2 * stride[0], 2 * stride[1])
-    return tuple(levels)
+    stride = pair(config.patch_size)
+    blocks = [names[1:] for names in name_blocks([depth + 1 for depth in config.stages], "layers.{}.block.{}")]
+    return make_halved_levels(check_grid(pair(config.image_size), stride), stride, config.widths, blocks)
 
 
 class MapNorm(nn.LayerNorm):
@@ -174,22 +167,18 @@ class RegionStage(nn.Module):
 
     def __init__(self, config: RegionViTConfig, stage: int) -> None:
         super().__init__()
-        width, before = config.widths[stage], sum(config.stages[:stage])
-        self.window = config.window
+        width, heads, window = config.widths[stage], config.heads[stage], config.window
+        dropout, self.window = config.attention_dropout, window
         self.block = nn.ModuleList([RegionDownsample(config.widths[stage - 1], width) if stage else nn.Identity()])
-        for number in range(config.stages[stage]):
-            hidden = round(config.mlp_ratio * width)
-            depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
-            block = RegionBlock(
-                width,
-                config.heads[stage],
-                hidden,
-                norm_eps=NORM_EPS,
-                dropout=config.dropout,
-                stochastic_depth=depth_rate,
-            )
+        for block in make_stage_blocks(
+            config,
+            stage,
+            round(config.mlp_ratio * width),
+            lambda _: RegionAttention(width, heads, window, dropout=dropout),
+            norm_eps=NORM_EPS,
+            kind=RegionBlock,
+        ):
             block.norm0 = nn.LayerNorm(width, NORM_EPS)
-            block.attn = RegionAttention(width, config.heads[stage], config.window, dropout=config.attention_dropout)
             self.block.append(block)
         peg = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
         self.peg = peg if config.position_convolution else None
@@ -278,9 +267,7 @@ class RegionAttention(WindowAttention):
         q, k, v, _ = SelfAttention.project(self, regions)
         return self.proj(merge_heads(self.mixing(q, k, v)))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert queries is None, "the last block computes all tokens"
         q, k, v, _ = SelfAttention.project(self, self.cut(grid).split(x))
@@ -316,22 +303,17 @@ ALIASES = {
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    blocks = count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.block\.(\d+)\.norm0\.weight", first=0)
+    blocks = side.count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.block\.(\d+)\.norm0\.weight", first=0)
     first = [f"layers.{stage}.block.1." for stage in range(len(blocks))]
-    hidden = [get_tensor_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
-    tables = [get_tensor_shape(shapes, f"{name}attn.position_bias.table", 3) for name in first]
+    hidden = [side.get_shape(shapes, f"{name}mlp.fc1.weight", 2) for name in first]
+    tables = [side.get_shape(shapes, f"{name}attn.position_bias.table", 3) for name in first]
     convolutions, window = "patch_embed.proj.0.weight" in shapes, (tables[0][1] + 1) // 2
-    _, channels, pixels, _ = get_tensor_shape(shapes, "cls_token.proj.weight", 4)
-    fields = {
-        "image_size": (224, 224),
+    _, channels, pixels, _ = side.get_shape(shapes, "cls_token.proj.weight", 4)
+    fields = side.describe_stages(shapes, channels, blocks, tuple(shape[1] for shape in hidden)) | {
         "patch_size": pixels // window,
-        "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
         "window": window,
         "convolutions": convolutions,
         "position_convolution": "layers.0.peg.weight" in shapes,
-        "stages": blocks,
-        "widths": tuple(shape[1] for shape in hidden),
         "heads": tuple(table[0] for table in tables),
         "mlp_ratio": hidden[0][0] / hidden[0][1],
     }
@@ -351,10 +333,12 @@ def turn_table(table: Tensor, sign: int) -> Tensor:
     return table.roll((shift, shift), (1, 2))
 
 
-OFFSETS = TensorTransform(turn_to_our_table, lambda table, _: [turn_table(table, -1).flatten(1)])
-PER_CHANNEL = TensorTransform(lambda parts: parts[0].flatten(), lambda tensor, _: [tensor[None, :, None, None]])
-TWICE = TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor, tensor])
-PER_CHANNEL_TWICE = TensorTransform(PER_CHANNEL.to_ours, lambda tensor, heads: 2 * PER_CHANNEL.to_theirs(tensor, heads))
+OFFSETS = side.TensorTransform(turn_to_our_table, lambda table, _: [turn_table(table, -1).flatten(1)])
+PER_CHANNEL = side.TensorTransform(lambda parts: parts[0].flatten(), lambda tensor, _: [tensor[None, :, None, None]])
+TWICE = side.TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor, tensor])
+PER_CHANNEL_TWICE = side.TensorTransform(
+    PER_CHANNEL.to_ours, lambda tensor, heads: 2 * PER_CHANNEL.to_theirs(tensor, heads)
+)
 PARTS = ("norm0", "norm1", "norm2", "mlp.fc#", "attn.qkv", "attn.proj")
 
 
@@ -366,17 +350,15 @@ def list_downsample_names(number: int) -> tuple[str, str]:
 AUTHORS = side.SourceNames(
     layout="authors",
     table=(
-        *(make_entry(f"patch_embed.proj.{n}.*", f"patch_embed.proj.{n}.*", PER_CHANNEL) for n in (1, 4)),
-        *make_same_name_entries("patch_embed.proj.#.*", "patch_embed.proj.*", "cls_token.proj.*", "norm.*", "head.*"),
-        *make_same_name_entries(*(f"layers.#.block.#.{part}.*" for part in PARTS), "layers.#.peg.weight"),
-        make_entry("layers.#.block.#.attn.rel_pos", "layers.#.block.#.attn.position_bias.table", OFFSETS),
-        make_entry(list_downsample_names(0), list_downsample_names(0)[0], PER_CHANNEL_TWICE),
-        make_entry(list_downsample_names(2), list_downsample_names(2)[0], TWICE),
+        *(side.make_entry(f"patch_embed.proj.{n}.*", f"patch_embed.proj.{n}.*", PER_CHANNEL) for n in (1, 4)),
+        *side.keep_names("patch_embed.proj.#.*", "patch_embed.proj.*", "cls_token.proj.*", "norm.*", "head.*"),
+        *side.keep_names(*(f"layers.#.block.#.{part}.*" for part in PARTS), "layers.#.peg.weight"),
+        side.make_entry("layers.#.block.#.attn.rel_pos", "layers.#.block.#.attn.position_bias.table", OFFSETS),
+        side.make_entry(list_downsample_names(0), list_downsample_names(0)[0], PER_CHANNEL_TWICE),
+        side.make_entry(list_downsample_names(2), list_downsample_names(2)[0], TWICE),
     ),
     markers=("cls_token.proj.weight", "layers.0.block.1.attn.rel_pos"),
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(AUTHORS,), resampled={})
-FAMILY = Family(
-    name="regionvit", config=RegionViTConfig, build=RegionViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("regionvit", RegionViTConfig, RegionViT, PRESETS, ALIASES, CHECKPOINT)

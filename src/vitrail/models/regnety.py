@@ -15,13 +15,6 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.parts.encoder import make_head
@@ -173,17 +166,13 @@ ALIASES = {
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    blocks = count_stage_blocks(shapes, r"s(\d+)\.", r"s{}\.b(\d+)\.")
+    blocks = side.count_stage_blocks(shapes, r"s(\d+)\.", r"s{}\.b(\d+)\.")
     stages = range(1, len(blocks) + 1)
-    fields = {
-        "image_size": (224, 224),
-        "stages": blocks,
-        "widths": tuple(get_tensor_shape(shapes, f"s{stage}.b1.conv1.conv.weight", 4)[0] for stage in stages),
-        "group_width": get_tensor_shape(shapes, "s1.b1.conv2.conv.weight", 4)[1],
-        "channels": get_tensor_shape(shapes, "stem.conv.weight", 4)[1],
-        "classes": count_classes(shapes, "head.fc.weight"),
-    }
-    return side.InferredConfig(fields=fields)
+    widths = tuple(side.get_shape(shapes, f"s{stage}.b1.conv1.conv.weight", 4)[0] for stage in stages)
+    group_width = side.get_shape(shapes, "s1.b1.conv2.conv.weight", 4)[1]
+    channels = side.get_shape(shapes, "stem.conv.weight", 4)[1]
+    fields = side.describe_stages(shapes, channels, blocks, widths, "head.fc.weight")
+    return side.InferredConfig(fields=fields | {"group_width": group_width})
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -194,19 +183,19 @@ TORCHVISION_BLOCK = "trunk_output.block#.block=-~."
 TORCHVISION_PARTS = {"f.a": "conv1", "f.b": "conv2", "f.c": "conv3", "proj": "downsample"}
 CONV_NORMS = {"stem": "stem"} | {f"{TORCHVISION_BLOCK}{n}": f"s#.b~.{part}" for n, part in TORCHVISION_PARTS.items()}
 TORCHVISION_TABLE = (
-    *(make_entry(f"{theirs}.0.weight", f"{ours}.conv.weight") for theirs, ours in CONV_NORMS.items()),
+    *(side.make_entry(f"{theirs}.0.weight", f"{ours}.conv.weight") for theirs, ours in CONV_NORMS.items()),
     *(
-        make_entry(f"{theirs}.1.{part}", f"{ours}.bn.{part}")
+        side.make_entry(f"{theirs}.1.{part}", f"{ours}.bn.{part}")
         for theirs, ours in CONV_NORMS.items()
         for part in side.BATCH_NORM_PARTS
     ),
-    *(make_entry(f"{TORCHVISION_BLOCK}f.se.fc{n}.*", f"s#.b~.se.fc{n}.*") for n in (1, 2)),
-    make_entry("fc.*", "head.fc.*"),
+    *(side.make_entry(f"{TORCHVISION_BLOCK}f.se.fc{n}.*", f"s#.b~.se.fc{n}.*") for n in (1, 2)),
+    side.make_entry("fc.*", "head.fc.*"),
 )
 SOURCES = (
     side.SourceNames(
         layout="timm",
-        table=make_same_name_entries(*(row.ours.replace("~", "#") for row in TORCHVISION_TABLE)),
+        table=side.keep_names(*(row.ours.replace("~", "#") for row in TORCHVISION_TABLE)),
         markers=("s1.b1.conv1.conv.weight",),
         card=make_timm_card,
         details={
@@ -223,6 +212,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(
-    name="regnety", config=RegNetYConfig, build=RegNetY, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("regnety", RegNetYConfig, RegNetY, PRESETS, ALIASES, CHECKPOINT)

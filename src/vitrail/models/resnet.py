@@ -12,13 +12,6 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.parts.encoder import make_head
@@ -188,17 +181,17 @@ ALIASES = {
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    stem = get_tensor_shape(shapes, "conv1.weight", 4)
+    stem = side.get_shape(shapes, "conv1.weight", 4)
     if stem[2:] not in ((3, 3), (7, 7)):
         raise CheckpointError(f"conv1.weight has shape {stem}; expected a 7×7 kernel, or 3×3 as for CIFAR")
     fields = {
         "image_size": (224, 224) if stem[2] == 7 else (32, 32),
-        "stages": count_stage_blocks(shapes, r"layer(\d+)\.", r"layer{}\.(\d+)\."),
+        "stages": side.count_stage_blocks(shapes, r"layer(\d+)\.", r"layer{}\.(\d+)\."),
         "block": "bottleneck" if "layer1.0.conv3.weight" in shapes else "basic",
         "stem": "imagenet" if stem[2] == 7 else "cifar",
         "shortcut": "projection" if any(".downsample." in name for name in shapes) else "padding",
         "channels": stem[1],
-        "classes": count_classes(shapes, "fc.weight"),
+        "classes": side.count_classes(shapes, "fc.weight"),
         "width": stem[0],
     }
     return side.InferredConfig(fields=fields)
@@ -213,11 +206,11 @@ BLOCK_NAMES = (
     *(f"layer#.#.conv{n}.weight" for n in (1, 2, 3)),
     *(name for n in (1, 2, 3) for name in side.list_batch_norm_names(f"layer#.#.bn{n}")),
 )
-BLOCK_TABLE = make_same_name_entries(*BLOCK_NAMES)
+BLOCK_TABLE = side.keep_names(*BLOCK_NAMES)
 NAME_TABLE = (
     *BLOCK_TABLE,
-    *make_same_name_entries("layer#.#.downsample.0.weight", "fc.*"),
-    *make_same_name_entries(*side.list_batch_norm_names("layer#.#.downsample.1")),
+    *side.keep_names("layer#.#.downsample.0.weight", "fc.*"),
+    *side.keep_names(*side.list_batch_norm_names("layer#.#.downsample.1")),
 )
 SOURCES = (
     side.SourceNames(
@@ -247,7 +240,7 @@ SOURCES = (
     ),
     side.SourceNames(  # its shortcuts have no weights
         layout="akamaster",
-        table=(*BLOCK_TABLE, make_entry("linear.*", "fc.*")),
+        table=(*BLOCK_TABLE, side.make_entry("linear.*", "fc.*")),
         markers=("layer1.0.conv1.weight",),
         supported={
             "block": ("basic",),
@@ -261,6 +254,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES)
-FAMILY = Family(
-    name="resnet", config=ResNetConfig, build=ResNet, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("resnet", ResNetConfig, ResNet, PRESETS, ALIASES, CHECKPOINT)

@@ -6,35 +6,29 @@ have any multiple of the last stride; grids without whole windows are padded, an
 n = h·w tokens, k keys, D width, H heads; h, w and D change by stage.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import AttentionLayer, attention, merge_heads, split_heads
-from vitrail.layers.block import Block
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, merge_heads, split_heads
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_pvt
 from vitrail.models.parts.attention import ReducedAttention
 from vitrail.models.parts.convolutions import ConvEmbed, Peg
-from vitrail.models.parts.encoder import DropRates, scale_rate, zero_head
+from vitrail.models.parts.encoder import DropRates, zero_head
 from vitrail.models.parts.stages import (
-    StagedModel,
+    PegModel,
     check_reductions,
     check_stages,
     flatten_map,
+    make_stage_blocks,
     make_stage_levels,
     unflatten_map,
 )
@@ -62,15 +56,13 @@ class ScalableViTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "windows": self.windows, "reductions": self.reductions}
-        check_stages(self.stages, widths=self.widths, key_ratios=self.key_ratios, **parts)
+        check_stages(self, "key_ratios", "windows", "reductions")
         last = pair(self.stride * 2 ** (len(self.stages) - 1))
         check_windows(self.windows, pair(self.image_size), pair(self.stride), last)
         levels = make_levels(self)
         check_reductions(self.reductions, levels)
         for stage, level in enumerate(levels):
             ratio, keys = self.reductions[stage], self.key_ratios[stage]
-            check_heads(level.width, self.heads[stage])
             if ratio == 1 and keys != 1:
                 raise ConfigError(
                     f"a key ratio of {keys} with a reduction of 1; expected 1, keys are as wide as tokens"
@@ -84,11 +76,12 @@ def make_levels(config: ScalableViTConfig) -> tuple[Level, ...]:
     return make_stage_levels(config.image_size, config.stride, config.widths, config.stages, "stages.{}.{}")
 
 
-class ScalableViT(StagedModel):
+class ScalableViT(PegModel):
     """Attention within connected windows and of all tokens to a few keys, in turn."""
 
     config: ScalableViTConfig
     first_filters = "patch_embeds.0.proj.weight"
+    stage_list = "stages"
 
     def __init__(self, config: ScalableViTConfig) -> None:
         super().__init__(config)
@@ -104,7 +97,10 @@ class ScalableViT(StagedModel):
         )
         self.pos_block = nn.ModuleList(Peg(width) for width in config.widths)  # after the first block of a stage
         self.pos_drop = nn.Dropout(config.dropout)
-        self.stages = nn.ModuleList(make_blocks_of_stage(config, stage) for stage in range(len(config.stages)))
+        self.stages = nn.ModuleList(
+            make_stage_blocks(config, stage, hidden, partial(make_attention, config, stage), norm_eps=NORM_EPS)
+            for stage, hidden in enumerate(round(config.mlp_ratio * width) for width in config.widths)
+        )
         self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
         self.head = make_wide_head(config.widths[-1], config.head_width, config.classes)
         self.init_weights()
@@ -115,21 +111,6 @@ class ScalableViT(StagedModel):
         if isinstance(self.head, nn.Sequential):
             zero_head(self.head[-1])
 
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        self.check_images(images)
-        return self.patch_embeds[0](images)
-
-    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
-        stages: list[Any] = list(self.stages)
-        for stage, blocks in enumerate(stages):
-            if stage:
-                x, grid = self.patch_embeds[stage](unflatten_map(x, grid))
-            x = self.pos_drop(x)
-            for number, block in enumerate(blocks):
-                x = block(x, grid)
-                x = x if number else self.pos_block[stage](x, grid)
-            yield x, grid
-
 
 def make_wide_head(width: int, hidden: int, classes: int) -> nn.Sequential | nn.Identity:
     """A linear map to many channels, a norm, GELU, and a linear map to the logits."""
@@ -139,24 +120,15 @@ def make_wide_head(width: int, hidden: int, classes: int) -> nn.Sequential | nn.
     return nn.Sequential(nn.Linear(width, hidden), norm, nn.GELU(), nn.Linear(hidden, classes))
 
 
-def make_blocks_of_stage(config: ScalableViTConfig, stage: int) -> nn.ModuleList:
-    """Blocks that attend within windows and to few keys, in turn."""
-    width, heads, before = config.widths[stage], config.heads[stage], sum(config.stages[:stage])
-    ratio, rate = config.reductions[stage], config.attention_dropout
-    blocks = nn.ModuleList()
-    for number in range(config.stages[stage]):
-        hidden = round(config.mlp_ratio * width)
-        depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
-        block = Block(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
-        if number % 2 == 0:
-            block.attn = ConnectedWindowAttention(width, heads, pair(config.windows[stage]), dropout=rate)
-        elif ratio == 1:
-            block.set_submodule("attn", ReducedAttention(width, heads, 1, dropout=rate))
-        else:
-            keys = round(config.key_ratios[stage] * width)
-            block.set_submodule("attn", ScaledKeyAttention(width, heads, ratio, keys, dropout=rate))
-        blocks.append(block)
-    return blocks
+def make_attention(config: ScalableViTConfig, stage: int, number: int) -> nn.Module:
+    """Within windows in even blocks, to few keys in odd ones."""
+    width, heads, ratio = config.widths[stage], config.heads[stage], config.reductions[stage]
+    dropout = config.attention_dropout
+    if number % 2 == 0:
+        return ConnectedWindowAttention(width, heads, pair(config.windows[stage]), dropout=dropout)
+    if ratio == 1:
+        return ReducedAttention(width, heads, 1, dropout=dropout)
+    return ScaledKeyAttention(width, heads, ratio, round(config.key_ratios[stage] * width), dropout=dropout)
 
 
 class ConnectedWindowAttention(MaskedWindowAttention):
@@ -166,13 +138,11 @@ class ConnectedWindowAttention(MaskedWindowAttention):
         super().__init__(width, heads, window, dropout=dropout)
         self.lim_func = nn.Conv2d(width, width, 3, padding=1, groups=width)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
         q, k, v, mask = self.project(x, grid, mask, queries)
         assert grid is not None
         windows = self.cut(grid)
-        y = windows.join(merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+        y = windows.join(merge_heads(self.attend(q, k, v, mask)))
         values = unflatten_map(windows.join(merge_heads(v)), grid)
         return self.proj(y + flatten_map(self.lim_func(values)))
 
@@ -196,9 +166,7 @@ class ScaledKeyAttention(ReducedAttention):
         self.reduce_grid(grid)
         return self.norm_act(flatten_map(self.reduction(unflatten_map(x, grid))))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert queries is None, "there are no prefix tokens to compute alone"
         fewer = self.reduce(x, grid)
@@ -210,16 +178,10 @@ PRESETS = Presets(
     lambda: {
         "scalablevit_small": ScalableViTConfig(),
         "scalablevit_base": ScalableViTConfig(
-            stages=(2, 2, 14, 6),
-            widths=(96, 192, 384, 768),
-            heads=(3, 6, 12, 24),
-            key_ratios=(2.0, 1.25, 1.25, 1.0),
+            stages=(2, 2, 14, 6), widths=(96, 192, 384, 768), heads=(3, 6, 12, 24), key_ratios=(2.0, 1.25, 1.25, 1.0)
         ),
         "scalablevit_large": ScalableViTConfig(
-            stages=(2, 6, 12, 4),
-            widths=(128, 256, 512, 1024),
-            heads=(4, 8, 16, 32),
-            key_ratios=(0.25, 0.5, 1.0, 1.0),
+            stages=(2, 6, 12, 4), widths=(128, 256, 512, 1024), heads=(4, 8, 16, 32), key_ratios=(0.25, 0.5, 1.0, 1.0)
         ),
     }
 )
@@ -228,34 +190,28 @@ ALIASES = {f"ScalableViT-{size[0].upper()}": f"scalablevit_{size}" for size in (
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Windows are not in the weights; heads are those of the published model of these widths."""
-    _, channels, kernel, _ = get_tensor_shape(shapes, "patch_embeds.0.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.(\d+)\.", first=0)
+    _, channels, kernel, _ = side.get_shape(shapes, "patch_embeds.0.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.(\d+)\.", first=0)
     numbers = range(len(stages))
-    widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
+    widths = tuple(side.get_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
     keys = [shapes.get(f"stages.{stage}.1.attn.q.weight", (widths[stage],))[0] for stage in numbers]
-    fields = {
-        "image_size": (224, 224),
-        "channels": channels,
-        "classes": count_classes(shapes, "head.3.weight"),
+    fields = side.describe_stages(shapes, channels, stages, widths, "head.3.weight") | {
         "stride": (kernel + 1) // 2,
-        "stages": stages,
-        "widths": widths,
         "windows": (7,) * len(stages),
         "reductions": tuple(shapes.get(f"stages.{stage}.1.attn.reduction.0.weight", (1,))[-1] for stage in numbers),
         "key_ratios": tuple(key / width for key, width in zip(keys, widths, strict=True)),
-        "mlp_ratio": get_tensor_shape(shapes, "stages.0.0.mlp.fc1.weight", 2)[0] / widths[0],
+        "mlp_ratio": side.get_shape(shapes, "stages.0.0.mlp.fc1.weight", 2)[0] / widths[0],
     }
     if "head.0.weight" in shapes:
-        fields["head_width"] = get_tensor_shape(shapes, "head.0.weight", 2)[0]
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+        fields["head_width"] = side.get_shape(shapes, "head.0.weight", 2)[0]
+    return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
 WINDOWED = ("attn.qkv", "attn.lim_func", "attn.proj", "norm1", "norm2", "mlp.fc#")
 REDUCED = ("attn.q", "attn.k", "attn.v", "attn.kv", "attn.reduction.#", "attn.norm_act.#")
 AUTHORS = side.SourceNames(
     layout="authors",
-    table=make_same_name_entries(
+    table=side.keep_names(
         *("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*", "norm.*", "head.#.*"),
         *(f"stages.#.#.{part}.*" for part in (*WINDOWED, *REDUCED)),
     ),
@@ -264,11 +220,4 @@ AUTHORS = side.SourceNames(
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(AUTHORS,), resampled={})
-FAMILY = Family(
-    name="scalablevit",
-    config=ScalableViTConfig,
-    build=ScalableViT,
-    presets=PRESETS,
-    aliases=ALIASES,
-    checkpoint=CHECKPOINT,
-)
+FAMILY = Family("scalablevit", ScalableViTConfig, ScalableViT, PRESETS, ALIASES, CHECKPOINT)

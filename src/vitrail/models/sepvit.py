@@ -6,7 +6,6 @@ n = h·w tokens, W windows of m tokens each, D width, H heads, K width of a head
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,25 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, merge_heads, split_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, merge_heads, split_heads
 from vitrail.layers.block import Block
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    TensorTransform,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_pvt
 from vitrail.models.parts.convolutions import ConvEmbed, Peg
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages, flatten_map, make_stage_levels, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import PegModel, check_stages, flatten_map, list_stage_rates, make_stage_levels
 from vitrail.models.parts.windows import TokenWindows, WindowAttention, WindowMixing, Windows, check_windows
 
 NORM_EPS = 1e-6
@@ -56,10 +47,7 @@ class SepViTConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "windows": self.windows, "odd_windows": self.odd_windows}
-        check_stages(self.stages, widths=self.widths, **parts)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "windows", "odd_windows")
         rows, columns = pair(self.image_size)
         if not (self.has_whole_windows(rows) and self.has_whole_windows(columns)):
             raise ConfigError(
@@ -99,7 +87,7 @@ def make_levels(config: SepViTConfig) -> tuple[Level, ...]:
     return make_stage_levels(config.image_size, config.stride, config.widths, config.stages, "blocks.{}.{}")
 
 
-class SepViT(StagedModel):
+class SepViT(PegModel):
     """Attention within windows, then between them, in each block."""
 
     config: SepViTConfig
@@ -132,38 +120,18 @@ class SepViT(StagedModel):
             nn.init.zeros_(block.win_tokens)
         zero_head(self.head)
 
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        self.check_images(images)
-        return self.patch_embeds[0](images)
-
-    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
-        for stage, (embed, blocks, place) in enumerate(
-            zip(self.patch_embeds, self.blocks, self.pos_block, strict=True)
-        ):
-            x, grid = embed(unflatten_map(x, grid)) if stage else (x, grid)
-            assert isinstance(blocks, nn.ModuleList)
-            first, *others = blocks
-            x = place(first(self.pos_drop(x), grid), grid)
-            for block in others:
-                x = block(x, grid)
-            yield x, grid
-
 
 def make_stage_blocks(config: SepViTConfig, stage: int, grid: Grid) -> nn.ModuleList:
     """The blocks of a stage; those of one window have no window tokens."""
-    width, heads, before = config.widths[stage], config.heads[stage], sum(config.stages[:stage])
-    blocks = nn.ModuleList()
-    for number, side_length in enumerate(config.list_windows(stage)):
+    width, heads, dropout = config.widths[stage], config.heads[stage], config.dropout
+    rates, blocks = list_stage_rates(config.stochastic_depth, config.stages)[stage], nn.ModuleList()
+    for side_length, rate in zip(config.list_windows(stage), rates, strict=True):
         counts = (grid[0] // min(side_length, grid[0]), grid[1] // min(side_length, grid[1]))
         several = counts != (1, 1)
-        kind = WindowTokenBlock if several else Block
+        kind, attention = (WindowTokenBlock, SeparableAttention) if several else (Block, DepthwiseAttention)
         hidden = round(config.mlp_ratio * width)
-        depth_rate = scale_rate(config.stochastic_depth, before + number, sum(config.stages))
-        block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate)
-        rate = config.attention_dropout
-        block.attn = (SeparableAttention if several else DepthwiseAttention)(
-            width, heads, pair(side_length), dropout=rate
-        )
+        block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=dropout, stochastic_depth=rate)
+        block.attn = attention(width, heads, pair(side_length), dropout=config.attention_dropout)
         if isinstance(block, WindowTokenBlock):
             block.win_tokens = nn.Parameter(torch.empty(1, width, *counts))
         blocks.append(block)
@@ -191,11 +159,8 @@ class DepthwiseAttention(WindowAttention):
     def cut(self, grid: Grid) -> Windows:
         return Windows(grid, grid)
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
-        return self.proj(x + merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0)))
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
+        return self.proj(x + merge_heads(self.attend(*self.project(x, grid, mask, queries))))
 
 
 class SeparableAttention(WindowAttention):
@@ -210,22 +175,17 @@ class SeparableAttention(WindowAttention):
     def cut(self, grid: Grid) -> TokenWindows:
         return TokenWindows(grid, (min(self.window[0], grid[0]), min(self.window[1], grid[1])))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         """q, k, v within the windows: (B·W, H, 1 + m, K)."""
         assert grid is not None
         assert mask is None, "windows have no masks"
         assert queries is None, "windows have no prefix tokens to compute alone"
         return SelfAttention.project(self, self.cut(grid).split(x))
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
+        inside = self.attend(*self.project(x, grid, mask, queries))
         assert grid is not None
         windows = self.cut(grid)
-        inside = attention(q, k, v, mask, self.dropout if self.training else 0.0)
         y = windows.split(x) + merge_heads(inside)  # (B·W, 1 + m, D)
         count, size = math.prod(windows.counts), math.prod(windows.size)
         tokens, places = y[:, 0].unflatten(0, (-1, count)), y[:, 1:]
@@ -260,25 +220,19 @@ ALIASES = {
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Windows follow from the number of their tokens at 224 pixels; heads are those of the published widths."""
-    _, channels, kernel, _ = get_tensor_shape(shapes, "patch_embeds.0.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
+    _, channels, kernel, _ = side.get_shape(shapes, "patch_embeds.0.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
     numbers, stride = range(len(stages)), (kernel + 1) // 2
-    widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
-    fields = {
-        "image_size": (TRAINED_SIZE, TRAINED_SIZE),
-        "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+    widths = tuple(side.get_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
+    fields = side.describe_stages(shapes, channels, stages, widths) | {
         "stride": stride,
-        "stages": stages,
-        "widths": widths,
-        "mlp_ratio": get_tensor_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
+        "mlp_ratio": side.get_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
     }
     for name, number in (("windows", 0), ("odd_windows", 1)):
         firsts = [f"blocks.{stage}.{min(number, stages[stage] - 1)}." for stage in numbers]
         counts = [shapes.get(f"{first}win_tokens", (1,))[-1] for first in firsts]
         fields[name] = tuple(TRAINED_SIZE // (stride * 2**stage) // counts[stage] for stage in numbers)
-    published = {each.widths: each.heads for each in PRESETS.values()}
-    return side.InferredConfig(fields=fields | ({"heads": published[widths]} if widths in published else {}))
+    return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
 def unflatten_window_tokens(parts: list[Tensor]) -> Tensor:
@@ -287,21 +241,19 @@ def unflatten_window_tokens(parts: list[Tensor]) -> Tensor:
     return parts[0].squeeze(2).mT.unflatten(2, (extent, extent))
 
 
-WINDOW_TOKENS = TensorTransform(unflatten_window_tokens, lambda tokens, _: [tokens.flatten(2).mT[:, :, None]])
+WINDOW_TOKENS = side.TensorTransform(unflatten_window_tokens, lambda tokens, _: [tokens.flatten(2).mT[:, :, None]])
 PARTS = ("norm1", "norm2", "mlp.fc#", "attn.proj", "attn.win_tokens_norm")
 AUTHORS = side.SourceNames(
     layout="authors",
     table=(
-        *make_same_name_entries("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
-        *make_same_name_entries(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
-        make_entry("blocks.#.#.win_tokens", "blocks.#.#.win_tokens", WINDOW_TOKENS),
-        make_entry("blocks.#.#.attn.DSA_qkv.*", "blocks.#.#.attn.qkv.*"),
-        make_entry("blocks.#.#.attn.PSA_qk.*", "blocks.#.#.attn.window_qk.*"),
+        *side.keep_names("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
+        *side.keep_names(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
+        side.make_entry("blocks.#.#.win_tokens", "blocks.#.#.win_tokens", WINDOW_TOKENS),
+        side.make_entry("blocks.#.#.attn.DSA_qkv.*", "blocks.#.#.attn.qkv.*"),
+        side.make_entry("blocks.#.#.attn.PSA_qk.*", "blocks.#.#.attn.window_qk.*"),
     ),
     markers=("patch_embeds.0.proj.weight", "blocks.0.0.attn.DSA_qkv.weight"),
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=(AUTHORS,), resampled={"win_tokens": "map"})
-FAMILY = Family(
-    name="sepvit", config=SepViTConfig, build=SepViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT
-)
+FAMILY = Family("sepvit", SepViTConfig, SepViT, PRESETS, ALIASES, CHECKPOINT)

@@ -13,31 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError
-from vitrail.layers.attention import SelfAttention, join_masks
+from vitrail.layers.attention import Mask, Projected, SelfAttention, join_masks
 from vitrail.layers.block import Block
-from vitrail.layers.positions import Grid, resample
+from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, pair
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers
-from vitrail.models.parts.encoder import DropRates, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_head, zero_head
 
 SHIFTS = ((-1, -1), (-1, 1), (1, -1), (1, 1))  # rows, columns, in half patches
 
 
 @dataclass(frozen=True, kw_only=True)
-class SLViTConfig(DropRates):
+class SLViTConfig(EncoderConfig):
     image_size: Size = 32  # rows, columns; one number for a square
     patch_size: Size = 4
-    channels: int = 3
     classes: int = field(default=10, metadata=MAY_BE_ZERO)  # 0: no head, returns the class token
     width: int = 192  # channels of a token
     depth: int = 9  # blocks
@@ -47,13 +38,9 @@ class SLViTConfig(DropRates):
     local_attention: bool = True  # LSA; otherwise as in a ViT
     norm_eps: float = 1e-5
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block; 0.1 in the paper
-    dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
-
-    def __post_init__(self) -> None:
-        check_patch_config(self)
 
 
-class SLViT(ImageModel):
+class SLViT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: SLViTConfig
@@ -62,9 +49,7 @@ class SLViT(ImageModel):
     def __init__(self, config: SLViTConfig) -> None:
         super().__init__(config)
         width, eps, patch = config.width, config.norm_eps, pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
-        self.classifiers = (("class", "head"),) if config.classes else ()
+        self.declare_level(patch)
         if config.shifted_patches:
             self.no_masking_reason = "its shifted copies mix neighbouring patches before they become tokens"
         self.patch_embed = PatchRows(width, patch, config.channels, eps, shifted=config.shifted_patches)
@@ -105,17 +90,11 @@ class SLViT(ImageModel):
             nn.init.normal_(table)
         zero_head(self.head)
 
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
-
 
 class PatchRows(nn.Module):
     """Patches as rows, pixel by pixel with all its channels, then a linear map: (B, C, H, W) → (B, n, D).
 
-    If `shifted`, four shifted copies of the image are further channels, and rows are normalised.
+    If `shifted`, four shifted copies of the image are further channels, and rows are normalized.
     """
 
     def __init__(self, width: int, patch: tuple[int, int], channels: int, norm_eps: float, *, shifted: bool) -> None:
@@ -150,9 +129,7 @@ class LocalitySelfAttention(SelfAttention):
         self.head_width = width // heads
         self.scale = nn.Parameter(torch.empty(heads))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, mask = super().project(x, grid, mask, queries)
         q = q * (self.scale * math.sqrt(self.head_width))[:, None, None]  # the scores are divided by √K later
         others = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)[:queries]  # (Nq, N)
@@ -169,27 +146,27 @@ ALIASES = {"SL-ViT": "sl_vit_patch4_32", "SL-ViT@64": "sl_vit_patch8_64"}
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
-    width, row = get_tensor_shape(shapes, "patch_embed.proj.weight", 2)
+    width, row = side.get_shape(shapes, "patch_embed.proj.weight", 2)
     shifted, local = "patch_embed.norm.weight" in shapes, "blocks.0.attn.scale" in shapes
     patch, channels = infer_patch(row // 5 if shifted else row)
-    hidden = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
+    hidden = side.get_shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
     fields = {
         "patch_size": patch,
         "channels": channels,
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
+        "depth": side.count_numbers(shapes, r"blocks\.(\d+)\."),
         "mlp_width": None if hidden == 2 * width else hidden,
         "shifted_patches": shifted,
         "local_attention": local,
     }
     if local:
-        fields["heads"] = get_tensor_shape(shapes, "blocks.0.attn.scale", 1)[0]
+        fields["heads"] = side.get_shape(shapes, "blocks.0.attn.scale", 1)[0]
     return side.InferredConfig(fields=fields, stride=patch, prefix=1)
 
 
 def infer_patch(numbers: int) -> tuple[tuple[int, int], int]:
-    """The square patch of colour or grey images that has so many numbers: P·P or 3·P·P, never both."""
+    """The square patch of color or gray images that has so many numbers: P·P or 3·P·P, never both."""
     for channels in (3, 1):
         pixels = math.isqrt(numbers // channels)
         if channels * pixels**2 == numbers:
@@ -203,23 +180,23 @@ def has_plain_patches(config: side.ConfigFields) -> bool:
 
 LAYER = "transformer.layers.#"
 BODY = (
-    *make_same_name_entries("cls_token"),
-    make_entry("pos_embedding", "pos_embed"),
-    make_entry(f"{LAYER}.0.norm.*", "blocks.#.norm1.*"),
-    make_entry(f"{LAYER}.0.fn.scale", "blocks.#.attn.scale"),
-    make_entry(f"{LAYER}.0.fn.to_qkv.weight", "blocks.#.attn.qkv.weight"),
-    make_entry(f"{LAYER}.0.fn.to_out.0.*", "blocks.#.attn.proj.*"),
-    make_entry(f"{LAYER}.1.norm.*", "blocks.#.norm2.*"),
-    make_entry(f"{LAYER}.1.fn.net.0.*", "blocks.#.mlp.fc1.*"),
-    make_entry(f"{LAYER}.1.fn.net.3.*", "blocks.#.mlp.fc2.*"),
-    make_entry("mlp_head.0.*", "norm.*"),
-    make_entry("mlp_head.1.*", "head.*"),
+    *side.keep_names("cls_token"),
+    side.make_entry("pos_embedding", "pos_embed"),
+    side.make_entry(f"{LAYER}.0.norm.*", "blocks.#.norm1.*"),
+    side.make_entry(f"{LAYER}.0.fn.scale", "blocks.#.attn.scale"),
+    side.make_entry(f"{LAYER}.0.fn.to_qkv.weight", "blocks.#.attn.qkv.weight"),
+    side.make_entry(f"{LAYER}.0.fn.to_out.0.*", "blocks.#.attn.proj.*"),
+    side.make_entry(f"{LAYER}.1.norm.*", "blocks.#.norm2.*"),
+    side.make_entry(f"{LAYER}.1.fn.net.0.*", "blocks.#.mlp.fc1.*"),
+    side.make_entry(f"{LAYER}.1.fn.net.3.*", "blocks.#.mlp.fc2.*"),
+    side.make_entry("mlp_head.0.*", "norm.*"),
+    side.make_entry("mlp_head.1.*", "head.*"),
 )
 SHIFTED = side.SourceNames(
     layout="authors",
     table=(
-        make_entry("to_patch_embedding.merging.1.*", "patch_embed.norm.*"),
-        make_entry("to_patch_embedding.merging.2.*", "patch_embed.proj.*"),
+        side.make_entry("to_patch_embedding.merging.1.*", "patch_embed.norm.*"),
+        side.make_entry("to_patch_embedding.merging.2.*", "patch_embed.proj.*"),
         *BODY,
     ),
     markers=("to_patch_embedding.merging.2.weight",),
@@ -234,7 +211,7 @@ SHIFTED = side.SourceNames(
 )
 PLAIN = replace(
     SHIFTED,
-    table=(make_entry("to_patch_embedding.1.*", "patch_embed.proj.*"), *BODY),
+    table=(side.make_entry("to_patch_embedding.1.*", "patch_embed.proj.*"), *BODY),
     markers=("to_patch_embedding.1.weight", f"{LAYER}.0.fn.to_qkv.weight"),
     accepts=has_plain_patches,
     details={**SHIFTED.details, "kernel": "to_patch_embedding.1.weight"},
@@ -245,4 +222,4 @@ CHECKPOINT = side.CheckpointSide(
     resampled={"pos_embed": "grid"},  # the rows of a shifted patch are not a kernel that can be resized
     mlp_ratio=2,
 )
-FAMILY = Family(name="sl_vit", config=SLViTConfig, build=SLViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("sl_vit", SLViTConfig, SLViT, PRESETS, ALIASES, CHECKPOINT)

@@ -8,6 +8,7 @@ torchvision and transformers; timm shifts before it pads, so that its outputs di
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,28 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.layers.attention import Mask, Projected
 from vitrail.layers.block import Block
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    THREE_PARTS,
-    TWO_PARTS,
-    NameEntry,
-    count_classes,
-    count_stage_blocks,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import Level, make_patch_sizes
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_small_linear
 from vitrail.models.names.hf_names import make_hf_heading
 from vitrail.models.parts.attention import QV_IN_QKV, KeylessBiasLinear
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_stages
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import StagedModel, check_stages, make_halved_levels, make_stage_blocks, name_blocks
 from vitrail.models.parts.windows import (
     OFFSETS_BY_QUERY,
     OffsetBias,
@@ -70,10 +62,7 @@ class SwinConfig(DropRates):
         check_fields(self)
         windows = (self.windows,) * len(self.stages) if isinstance(self.windows, int) else self.windows
         object.__setattr__(self, "windows", windows)
-        trained = windows if self.trained_windows is None else self.trained_windows
-        check_stages(self.stages, widths=self.widths, heads=self.heads, windows=windows, trained_windows=trained)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "windows", *(() if self.trained_windows is None else ("trained_windows",)))
         if self.trained_windows is not None and self.version == 1:
             raise ConfigError("trained_windows of a Swin of version 1, whose biases are a table; expected none")
         patch = pair(self.patch_size)
@@ -90,7 +79,7 @@ class Swin(StagedModel):
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
-        patch, total, count = pair(config.patch_size), sum(config.stages), 0
+        patch = pair(config.patch_size)
         self.levels = make_levels(config)
         self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
         self.classifiers = (("mean", "head"),) if config.classes else ()
@@ -98,15 +87,9 @@ class Swin(StagedModel):
         self.patch_norm = nn.LayerNorm(config.widths[0], NORM_EPS)
         self.pos_drop = nn.Dropout(config.dropout)
         self.layers, kind = nn.ModuleList(), Block if config.version == 1 else PostNormBlock
-        for stage, (level, depth) in enumerate(zip(self.levels, config.stages, strict=True)):
-            blocks, hidden = nn.ModuleList(), round(config.mlp_ratio * level.width)
-            for number in range(depth):
-                rate = scale_rate(config.stochastic_depth, count + number, total)
-                width, heads, dropout = level.width, config.heads[stage], config.dropout
-                block = kind(width, heads, hidden, norm_eps=NORM_EPS, dropout=dropout, stochastic_depth=rate)
-                block.attn = make_attention(config, stage, level.grid, shifted=number % 2 == 1)
-                blocks.append(block)
-            count += depth
+        for stage, level in enumerate(self.levels):
+            hidden, make = round(config.mlp_ratio * level.width), partial(make_attention, config, stage, level.grid)
+            blocks = make_stage_blocks(config, stage, hidden, make, norm_eps=NORM_EPS, kind=kind)
             merge = PatchMerge(config.widths[stage - 1], level.width, norm_first=config.version == 1) if stage else None
             self.layers.append(SwinStage(merge, blocks))
         self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
@@ -140,19 +123,14 @@ class Swin(StagedModel):
 
 
 def make_levels(config: SwinConfig) -> tuple[Level, ...]:
-    stride, levels = pair(config.patch_size), list[Level]()
-    grid = check_grid(pair(config.image_size), stride)
-    for stage, (depth, width) in enumerate(zip(config.stages, config.widths, strict=True)):
-        blocks = tuple(f"layers.{stage}.blocks.{number}" for number in range(depth))
-        levels.append(Level(grid=grid, stride=stride, width=width, blocks=blocks))
-        grid, stride = (-(-grid[0] // 2), -(-grid[1] // 2)), (2 * stride[0], 2 * stride[1])
-    return tuple(levels)
+    stride, blocks = pair(config.patch_size), name_blocks(config.stages, "layers.{}.blocks.{}")
+    return make_halved_levels(check_grid(pair(config.image_size), stride), stride, config.widths, blocks)
 
 
-def make_attention(config: SwinConfig, stage: int, grid: Grid, *, shifted: bool) -> WindowAttention:
-    """The attention of a stage; a window larger than the grid shrinks to it."""
+def make_attention(config: SwinConfig, stage: int, grid: Grid, number: int) -> WindowAttention:
+    """The attention of a block of a stage; a window larger than the grid shrinks to it."""
     assert isinstance(config.windows, tuple)
-    width, heads = config.widths[stage], config.heads[stage]
+    width, heads, shifted = config.widths[stage], config.heads[stage], number % 2 == 1
     window = (min(config.windows[stage], grid[0]), min(config.windows[stage], grid[1]))
     if config.version == 1:
         bias = OffsetBias(heads, window)
@@ -178,7 +156,7 @@ class SwinStage(nn.Module):
 
 
 class PatchMerge(nn.Module):
-    """A linear map of 2×2 neighbours; an odd grid is padded with zeros."""
+    """A linear map of 2×2 neighbors; an odd grid is padded with zeros."""
 
     def __init__(self, width: int, out_width: int, *, norm_first: bool) -> None:
         super().__init__()
@@ -216,9 +194,7 @@ class CosineAttention(WindowAttention):
         self.qkv = KeylessBiasLinear(width)
         self.logit_scale = nn.Parameter(torch.empty(heads, 1, 1))  # its logarithm
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, mask = super().project(x, grid, mask, queries)
         scale = self.logit_scale.clamp(max=math.log(100)).exp() * math.sqrt(q.shape[-1])  # attention divides by √K
         return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1), v, mask
@@ -285,12 +261,12 @@ MAX_STAGES = 4  # of torchvision's names, which count stages and what is between
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Version 1 has a table of offsets in each window; of version 2, the size of the windows is not in the weights."""
-    width, channels, *patch = get_tensor_shape(shapes, "patch_embed.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.blocks\.(\d+)\.", first=0)
+    width, channels, *patch = side.get_shape(shapes, "patch_embed.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"layers\.(\d+)\.", r"layers\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"layers.{stage}.blocks.0." for stage in range(len(stages))]
     version = 2 if f"{first[0]}attn.logit_scale" in shapes else 1
-    tables = [get_tensor_shape(shapes, f"{name}{TABLE}", 3) for name in first] if version == 1 else []
-    scales = [get_tensor_shape(shapes, f"{name}attn.logit_scale", 3) for name in first] if version == 2 else []
+    tables = [side.get_shape(shapes, f"{name}{TABLE}", 3) for name in first] if version == 1 else []
+    scales = [side.get_shape(shapes, f"{name}attn.logit_scale", 3) for name in first] if version == 2 else []
     windows = tuple((table[1] + 1) // 2 for table in tables) or (DEFAULT_WINDOW[version],) * len(stages)
     stride = [pixels * 2 ** (len(stages) - 1) for pixels in patch]
     return side.InferredConfig(
@@ -298,13 +274,13 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
             "image_size": (windows[-1] * stride[0], windows[-1] * stride[1]),  # one window at the end
             "patch_size": tuple(patch),
             "channels": channels,
-            "classes": count_classes(shapes, "head.weight"),
+            "classes": side.count_classes(shapes, "head.weight"),
             "version": version,
             "stages": stages,
-            "widths": tuple(get_tensor_shape(shapes, f"{name}attn.proj.weight", 2)[0] for name in first),
+            "widths": tuple(side.get_shape(shapes, f"{name}attn.proj.weight", 2)[0] for name in first),
             "heads": tuple(shape[0] for shape in tables or scales),
             "windows": windows,
-            "mlp_ratio": get_tensor_shape(shapes, f"{first[0]}mlp.fc1.weight", 2)[0] / width,
+            "mlp_ratio": side.get_shape(shapes, f"{first[0]}mlp.fc1.weight", 2)[0] / width,
         },
         certain=frozenset({"version"}),
     )
@@ -401,23 +377,23 @@ def find_torchvision_crop(config: side.ConfigFields) -> float:
 
 SAME_PARTS = ("norm1.*", "norm2.*", "attn.proj.*", "attn.qkv.*", "mlp.fc#.*", "attn.logit_scale")
 TIMM_BLOCKS = (
-    *make_same_name_entries(*(BLOCK + part for part in SAME_PARTS)),
-    make_entry(f"{BLOCK}attn.relative_position_bias_table", BLOCK + TABLE, OFFSETS_BY_QUERY),
-    make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], BLOCK + QV_BIAS, TWO_PARTS),
-    make_entry(f"{BLOCK}attn.cpb_mlp.#.*", BLOCK + MLP),
-    *make_same_name_entries("patch_embed.proj.*", "norm.*"),
-    make_entry("patch_embed.norm.*", "patch_norm.*"),
+    *side.keep_names(*(BLOCK + part for part in SAME_PARTS)),
+    side.make_entry(f"{BLOCK}attn.relative_position_bias_table", BLOCK + TABLE, OFFSETS_BY_QUERY),
+    side.make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], BLOCK + QV_BIAS, side.TWO_PARTS),
+    side.make_entry(f"{BLOCK}attn.cpb_mlp.#.*", BLOCK + MLP),
+    *side.keep_names("patch_embed.proj.*", "norm.*"),
+    side.make_entry("patch_embed.norm.*", "patch_norm.*"),
 )
 MERGES = ("norm.*", "reduction.weight")
 TIMM_TABLE = (
     *TIMM_BLOCKS,
-    make_entry("head.fc.*", "head.*"),
-    *make_same_name_entries(*(f"layers.#.downsample.{part}" for part in MERGES)),
+    side.make_entry("head.fc.*", "head.*"),
+    *side.keep_names(*(f"layers.#.downsample.{part}" for part in MERGES)),
 )
 AUTHORS_TABLE = (
     *TIMM_BLOCKS,
-    make_entry("head.*", "head.*"),
-    *(make_entry(f"layers.~.downsample.{part}", f"layers.#.downsample.{part}") for part in MERGES),
+    side.make_entry("head.*", "head.*"),
+    *(side.make_entry(f"layers.~.downsample.{part}", f"layers.#.downsample.{part}") for part in MERGES),
 )
 TIMM_ARGUMENTS = (
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depths", "num_heads", "window_size"),
@@ -425,62 +401,68 @@ TIMM_ARGUMENTS = (
 )
 
 
-def make_torchvision_table(version: int) -> tuple[NameEntry, ...]:
+def make_torchvision_table(version: int) -> tuple[side.NameEntry, ...]:
     """Stages have odd numbers, what merges the tokens before them even ones."""
-    rows = [make_entry("features.0.0.*", "patch_embed.proj.*"), make_entry("features.0.2.*", "patch_norm.*")]
+    rows = [side.make_entry("features.0.0.*", "patch_embed.proj.*"), side.make_entry("features.0.2.*", "patch_norm.*")]
     for stage in range(MAX_STAGES):
         theirs, ours = f"features.{2 * stage + 1}.#.", f"layers.{stage}.blocks.#."
-        rows += [make_entry(theirs + part, ours + part) for part in ("norm1.*", "norm2.*", "attn.proj.*")]
-        rows += [make_entry(f"{theirs}mlp.{n}.*", f"{ours}mlp.fc{m}.*") for n, m in ((0, 1), (3, 2))]
-        rows += [make_entry(f"features.{2 * stage}.{part}", f"layers.{stage}.downsample.{part}") for part in MERGES]
-        rows.append(make_entry(f"{theirs}attn.qkv.weight", f"{ours}attn.qkv.weight"))
+        rows += [side.make_entry(theirs + part, ours + part) for part in ("norm1.*", "norm2.*", "attn.proj.*")]
+        rows += [side.make_entry(f"{theirs}mlp.{n}.*", f"{ours}mlp.fc{m}.*") for n, m in ((0, 1), (3, 2))]
+        rows += [
+            side.make_entry(f"features.{2 * stage}.{part}", f"layers.{stage}.downsample.{part}") for part in MERGES
+        ]
+        rows.append(side.make_entry(f"{theirs}attn.qkv.weight", f"{ours}attn.qkv.weight"))
         if version == 1:
-            rows.append(make_entry(f"{theirs}attn.qkv.bias", f"{ours}attn.qkv.bias"))
-            rows.append(make_entry(f"{theirs}attn.relative_position_bias_table", ours + TABLE, OFFSETS_BY_QUERY))
+            rows.append(side.make_entry(f"{theirs}attn.qkv.bias", f"{ours}attn.qkv.bias"))
+            rows.append(side.make_entry(f"{theirs}attn.relative_position_bias_table", ours + TABLE, OFFSETS_BY_QUERY))
         else:
-            rows.append(make_entry(f"{theirs}attn.qkv.bias", ours + QV_BIAS, QV_IN_QKV))
-            rows.append(make_entry(f"{theirs}attn.logit_scale", f"{ours}attn.logit_scale"))
-            rows.append(make_entry(f"{theirs}attn.cpb_mlp.#.*", ours + MLP))
-    return (*rows, *make_same_name_entries("norm.*", "head.*"))
+            rows.append(side.make_entry(f"{theirs}attn.qkv.bias", ours + QV_BIAS, QV_IN_QKV))
+            rows.append(side.make_entry(f"{theirs}attn.logit_scale", f"{ours}attn.logit_scale"))
+            rows.append(side.make_entry(f"{theirs}attn.cpb_mlp.#.*", ours + MLP))
+    return (*rows, *side.keep_names("norm.*", "head.*"))
 
 
 HF_BLOCK, HF_PARTS = "encoder.layers.#.blocks.#.", ("query", "key", "value")
 HF_TABLE = (
-    make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
-    make_entry("embeddings.norm.*", "patch_norm.*"),
-    make_entry("layernorm.*", "norm.*"),
-    make_entry("classifier.*", "head.*"),
-    make_entry(f"{HF_BLOCK}layernorm_before.*", f"{BLOCK}norm1.*"),
-    make_entry(f"{HF_BLOCK}layernorm_after.*", f"{BLOCK}norm2.*"),
-    make_entry(f"{HF_BLOCK}attention.output.dense.*", f"{BLOCK}attn.proj.*"),
-    make_entry(f"{HF_BLOCK}intermediate.dense.*", f"{BLOCK}mlp.fc1.*"),
-    make_entry(f"{HF_BLOCK}output.dense.*", f"{BLOCK}mlp.fc2.*"),
-    *(make_entry(f"encoder.layers.~.downsample.{part}", f"layers.#.downsample.{part}") for part in MERGES),
+    side.make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
+    side.make_entry("embeddings.norm.*", "patch_norm.*"),
+    side.make_entry("layernorm.*", "norm.*"),
+    side.make_entry("classifier.*", "head.*"),
+    side.make_entry(f"{HF_BLOCK}layernorm_before.*", f"{BLOCK}norm1.*"),
+    side.make_entry(f"{HF_BLOCK}layernorm_after.*", f"{BLOCK}norm2.*"),
+    side.make_entry(f"{HF_BLOCK}attention.output.dense.*", f"{BLOCK}attn.proj.*"),
+    side.make_entry(f"{HF_BLOCK}intermediate.dense.*", f"{BLOCK}mlp.fc1.*"),
+    side.make_entry(f"{HF_BLOCK}output.dense.*", f"{BLOCK}mlp.fc2.*"),
+    *(side.make_entry(f"encoder.layers.~.downsample.{part}", f"layers.#.downsample.{part}") for part in MERGES),
 )
 HF_TABLE_1 = (
     *HF_TABLE,
-    make_entry([f"{HF_BLOCK}attention.self.{part}.*" for part in HF_PARTS], f"{BLOCK}attn.qkv.*", THREE_PARTS),
-    make_entry(f"{HF_BLOCK}attention.self.relative_position_bias_table", BLOCK + TABLE, OFFSETS_BY_QUERY),
+    side.make_entry(
+        [f"{HF_BLOCK}attention.self.{part}.*" for part in HF_PARTS], f"{BLOCK}attn.qkv.*", side.THREE_PARTS
+    ),
+    side.make_entry(f"{HF_BLOCK}attention.self.relative_position_bias_table", BLOCK + TABLE, OFFSETS_BY_QUERY),
     # in memory since v5
-    make_entry([f"{HF_BLOCK}attention.{part}_proj.*" for part in "qkv"], f"{BLOCK}attn.qkv.*", THREE_PARTS),
-    make_entry(f"{HF_BLOCK}attention.o_proj.*", f"{BLOCK}attn.proj.*"),
-    make_entry(
+    side.make_entry([f"{HF_BLOCK}attention.{part}_proj.*" for part in "qkv"], f"{BLOCK}attn.qkv.*", side.THREE_PARTS),
+    side.make_entry(f"{HF_BLOCK}attention.o_proj.*", f"{BLOCK}attn.proj.*"),
+    side.make_entry(
         f"{HF_BLOCK}attention.relative_position_bias.relative_position_bias_table", BLOCK + TABLE, OFFSETS_BY_QUERY
     ),
-    make_entry(f"{HF_BLOCK}mlp.fc#.*", f"{BLOCK}mlp.fc#.*"),
+    side.make_entry(f"{HF_BLOCK}mlp.fc#.*", f"{BLOCK}mlp.fc#.*"),
 )
 HF_TABLE_2 = (
     *HF_TABLE,
-    make_entry(
-        [f"{HF_BLOCK}attention.self.{part}.weight" for part in HF_PARTS], f"{BLOCK}attn.qkv.weight", THREE_PARTS
+    side.make_entry(
+        [f"{HF_BLOCK}attention.self.{part}.weight" for part in HF_PARTS], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS
     ),
-    make_entry([f"{HF_BLOCK}attention.self.{part}.bias" for part in ("query", "value")], BLOCK + QV_BIAS, TWO_PARTS),
-    make_entry(f"{HF_BLOCK}attention.self.logit_scale", f"{BLOCK}attn.logit_scale"),
-    make_entry(f"{HF_BLOCK}attention.self.continuous_position_bias_mlp.#.*", BLOCK + MLP),
+    side.make_entry(
+        [f"{HF_BLOCK}attention.self.{part}.bias" for part in ("query", "value")], BLOCK + QV_BIAS, side.TWO_PARTS
+    ),
+    side.make_entry(f"{HF_BLOCK}attention.self.logit_scale", f"{BLOCK}attn.logit_scale"),
+    side.make_entry(f"{HF_BLOCK}attention.self.continuous_position_bias_mlp.#.*", BLOCK + MLP),
 )
 
 
-def make_timm_source(table: tuple[NameEntry, ...], *markers: str) -> side.SourceNames:
+def make_timm_source(table: tuple[side.NameEntry, ...], *markers: str) -> side.SourceNames:
     return side.SourceNames(
         layout="timm",
         table=table,
@@ -513,7 +495,7 @@ def make_torchvision_source(version: int, marker: str) -> side.SourceNames:
     )
 
 
-def make_hf_source(version: int, table: tuple[NameEntry, ...], *markers: str) -> side.SourceNames:
+def make_hf_source(version: int, table: tuple[side.NameEntry, ...], *markers: str) -> side.SourceNames:
     return side.SourceNames(
         layout="hf",
         table=table,
@@ -548,4 +530,4 @@ CHECKPOINT = side.CheckpointSide(
     sources=SOURCES,
     resampled={"position_bias.table": "map", "patch_embed.proj.weight": "kernel"},
 )
-FAMILY = Family(name="swin", config=SwinConfig, build=Swin, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("swin", SwinConfig, Swin, PRESETS, ALIASES, CHECKPOINT)

@@ -15,23 +15,11 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import attention
 from vitrail.layers.mlp import Mlp
-from vitrail.layers.positions import Grid, resample, sinusoid
-from vitrail.models.base.checkpoint_side import (
-    CheckpointSide,
-    InferredConfig,
-    SourceNames,
-    TensorShapes,
-    TensorTransform,
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
+from vitrail.layers.positions import Grid, sinusoid
+from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
 from vitrail.models.base.family import Family, Presets
-from vitrail.models.parts.encoder import make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import PatchEncoder, make_encoder_blocks, make_head, zero_head
 
 SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # patch size, stride, padding
 PATCH_SIZE = (16, 16)  # pixels per token: the product of the strides
@@ -63,7 +51,7 @@ class T2TConfig:
             raise ConfigError(f"stage_width is {self.stage_width}; expected 2 or more")
 
 
-class T2T(ImageModel):
+class T2T(PatchEncoder):
     """(B, C, H, W) → logits (B, classes), or without a head the class token (B, D)."""
 
     config: T2TConfig
@@ -73,9 +61,7 @@ class T2T(ImageModel):
     def __init__(self, config: T2TConfig) -> None:
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 3 * config.width
-        self.classifiers = (("class", "head"),) if config.classes else ()
-        self.levels = make_single_level(pair(config.image_size), PATCH_SIZE, width, config.depth)
-        self.sizes = make_patch_sizes(PATCH_SIZE, dynamic=config.dynamic)
+        self.declare_level(PATCH_SIZE)
         self.tokens_to_token = TokensToToken(
             config.channels,
             config.stage_width,
@@ -87,10 +73,7 @@ class T2T(ImageModel):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width), requires_grad=False)
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
-        self.blocks = make_blocks(
-            config.depth, width, config.heads, mlp_width, norm_eps=eps, rates=rates, qkv_bias=False
-        )
+        self.blocks = make_encoder_blocks(config, mlp_width, qkv_bias=False)
         self.norm = nn.LayerNorm(width, eps)
         self.head = make_head(width, config.classes)
         self.init_weights()
@@ -113,12 +96,6 @@ class T2T(ImageModel):
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         grid = self.check_images(images)
         return self.tokens_to_token(images), grid
-
-    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
-        return self.pos_drop(prepend_tokens(patches, self.cls_token) + self.tables(grid))
-
-    def tables(self, grid: Grid) -> Tensor:
-        return resample(self.pos_embed, self.grid, grid)
 
 
 def soft_split(x: Tensor, side: int, step: int, padding: int) -> Tensor:
@@ -225,19 +202,18 @@ ALIASES = {
 }
 
 
-def infer_config(shapes: TensorShapes) -> InferredConfig:
-    hidden, width = get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
-    side = SOFT_SPLITS[0][0]
+def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
+    hidden, width = side.get_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
     fields = {
-        "channels": get_tensor_shape(shapes, "tokens_to_token.attention1.qkv.weight", 2)[1] // side**2,
-        "classes": count_classes(shapes, "head.weight"),
+        "channels": side.get_shape(shapes, "tokens_to_token.attention1.qkv.weight", 2)[1] // SOFT_SPLITS[0][0] ** 2,
+        "classes": side.count_classes(shapes, "head.weight"),
         "stage": "performer" if "tokens_to_token.attention1.w" in shapes else "transformer",
-        "stage_width": get_tensor_shape(shapes, "tokens_to_token.attention1.proj.weight", 2)[0],
+        "stage_width": side.get_shape(shapes, "tokens_to_token.attention1.proj.weight", 2)[0],
         "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
+        "depth": side.count_numbers(shapes, r"blocks\.(\d+)\."),
         "mlp_width": None if hidden == 3 * width else hidden,
     }
-    return InferredConfig(fields=fields, stride=PATCH_SIZE, prefix=1)
+    return side.InferredConfig(fields=fields, stride=PATCH_SIZE, prefix=1)
 
 
 def swap_keys_and_queries(tensor: Tensor) -> Tensor:
@@ -246,39 +222,39 @@ def swap_keys_and_queries(tensor: Tensor) -> Tensor:
     return torch.cat((second, first, v))
 
 
-KQV_TRANSFORM = TensorTransform(
+KQV_TRANSFORM = side.TensorTransform(
     lambda parts: swap_keys_and_queries(parts[0]), lambda tensor, _: [swap_keys_and_queries(tensor)]
 )
 STAGE = "tokens_to_token.attention#"
-BACKBONE_TABLE = make_same_name_entries(
+BACKBONE_TABLE = side.keep_names(
     *("cls_token", "pos_embed", "tokens_to_token.project.*", f"{STAGE}.norm1.*", f"{STAGE}.norm2.*"),
     *(f"blocks.#.{part}.*" for part in ("norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")),
     *("blocks.#.attn.qkv.weight", "norm.*", "head.*"),
 )
-PERFORMER = SourceNames(
+PERFORMER = side.SourceNames(
     layout="t2t",
     table=(
         *BACKBONE_TABLE,
-        *make_same_name_entries(f"{STAGE}.w", f"{STAGE}.proj.*"),
-        make_entry(f"{STAGE}.kqv.*", f"{STAGE}.qkv.*", KQV_TRANSFORM),
-        make_entry(f"{STAGE}.mlp.0.*", f"{STAGE}.mlp.fc1.*"),
-        make_entry(f"{STAGE}.mlp.2.*", f"{STAGE}.mlp.fc2.*"),
+        *side.keep_names(f"{STAGE}.w", f"{STAGE}.proj.*"),
+        side.make_entry(f"{STAGE}.kqv.*", f"{STAGE}.qkv.*", KQV_TRANSFORM),
+        side.make_entry(f"{STAGE}.mlp.0.*", f"{STAGE}.mlp.fc1.*"),
+        side.make_entry(f"{STAGE}.mlp.2.*", f"{STAGE}.mlp.fc2.*"),
     ),
     markers=("tokens_to_token.project.weight", "tokens_to_token.attention1.w"),
     accepts=lambda config: config["stage"] == "performer",
     assumed={"norm_eps": 1e-5},
 )
-TRANSFORMER = SourceNames(
+TRANSFORMER = side.SourceNames(
     layout="t2t",
     table=(
         *BACKBONE_TABLE,
-        make_entry(f"{STAGE}.attn.qkv.weight", f"{STAGE}.qkv.weight"),
-        make_entry(f"{STAGE}.attn.proj.*", f"{STAGE}.proj.*"),
-        *make_same_name_entries(f"{STAGE}.mlp.fc1.*", f"{STAGE}.mlp.fc2.*"),
+        side.make_entry(f"{STAGE}.attn.qkv.weight", f"{STAGE}.qkv.weight"),
+        side.make_entry(f"{STAGE}.attn.proj.*", f"{STAGE}.proj.*"),
+        *side.keep_names(f"{STAGE}.mlp.fc1.*", f"{STAGE}.mlp.fc2.*"),
     ),
     markers=("tokens_to_token.project.weight",),
     assumed={"norm_eps": 1e-5},
 )
 SOURCES = tuple(replace(each, layout=name) for name in ("t2t", "t2t_by_width") for each in (PERFORMER, TRANSFORMER))
-CHECKPOINT = CheckpointSide(infer_config=infer_config, sources=SOURCES, mlp_ratio=3)
-FAMILY = Family(name="t2t", config=T2TConfig, build=T2T, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, mlp_ratio=3)
+FAMILY = Family("t2t", T2TConfig, T2T, PRESETS, ALIASES, CHECKPOINT)

@@ -5,30 +5,21 @@ positions, so images may have any multiple of the last stride. Grids without who
 is masked, as in the authors' code for dense prediction; timm lets tokens attend to it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from vitrail.layers.block import Block
-from vitrail.layers.positions import Grid
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_stage_blocks,
-    describe_stages,
-    find_published_heads,
-    get_tensor_shape,
-    make_same_name_entries,
-)
-from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, pair
+from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_as_pvt
 from vitrail.models.parts.attention import ReducedAttention
 from vitrail.models.parts.convolutions import ConvEmbed, Peg
-from vitrail.models.parts.encoder import DropRates, make_head, scale_rate, zero_head
-from vitrail.models.parts.stages import StagedModel, check_reductions, check_stages, make_stage_levels, unflatten_map
+from vitrail.models.parts.encoder import DropRates, make_head, zero_head
+from vitrail.models.parts.stages import PegModel, check_reductions, check_stages, make_stage_blocks, make_stage_levels
 from vitrail.models.parts.windows import MaskedWindowAttention, check_windows
 
 NORM_EPS = 1e-6
@@ -55,16 +46,13 @@ class TwinsConfig(DropRates):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = {"heads": self.heads, "windows": self.windows, "reductions": self.reductions}
-        check_stages(self.stages, widths=self.widths, **parts)
-        for width, heads in zip(self.widths, self.heads, strict=True):
-            check_heads(width, heads)
+        check_stages(self, "windows", "reductions")
         last = pair(self.patch_size * 2 ** (len(self.stages) - 1))
         check_windows(self.windows, pair(self.image_size), pair(self.patch_size), last)
         check_reductions(self.reductions, make_levels(self))
 
 
-class Twins(StagedModel):
+class Twins(PegModel):
     """Attention within windows and of all tokens to a few keys, in turn."""
 
     config: TwinsConfig
@@ -85,25 +73,10 @@ class Twins(StagedModel):
         )
         self.pos_block = nn.ModuleList(Peg(width) for width in config.widths)  # after the first block of a stage
         self.pos_drop = nn.Dropout(config.dropout)
-        self.blocks, count = nn.ModuleList(), 0
-        for stage, depth in enumerate(config.stages):
-            width, heads = config.widths[stage], config.heads[stage]
-            blocks = nn.ModuleList()
-            for number in range(depth):
-                hidden = round(config.mlp_ratio * width)
-                depth_rate = scale_rate(config.stochastic_depth, count + number, sum(config.stages))
-                block = Block(
-                    width, heads, hidden, norm_eps=NORM_EPS, dropout=config.dropout, stochastic_depth=depth_rate
-                )
-                rate, window = config.attention_dropout, pair(config.windows[stage])
-                if number % 2:
-                    reduced = ReducedAttention(width, heads, config.reductions[stage], dropout=rate)
-                    block.set_submodule("attn", reduced)
-                else:
-                    block.attn = MaskedWindowAttention(width, heads, window, dropout=rate)
-                blocks.append(block)
-            self.blocks.append(blocks)
-            count += depth
+        self.blocks = nn.ModuleList(
+            make_stage_blocks(config, stage, hidden, partial(make_attention, config, stage), norm_eps=NORM_EPS)
+            for stage, hidden in enumerate(round(config.mlp_ratio * width) for width in config.widths)
+        )
         self.norm = nn.LayerNorm(config.widths[-1], NORM_EPS)
         self.head = make_head(config.widths[-1], config.classes)
         self.init_weights()
@@ -113,24 +86,13 @@ class Twins(StagedModel):
         init_as_pvt(self)
         zero_head(self.head)
 
-    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
-        self.check_images(images)
-        return self.patch_embeds[0](images)
 
-    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
-        for stage in range(len(self.blocks)):
-            x, grid = self.run_stage(stage, x, grid)
-            yield x, grid
-
-    def run_stage(self, stage: int, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
-        """Join 2×2 tokens, but in the first stage; then its blocks: (B, n, D)."""
-        if stage:
-            x, grid = self.patch_embeds[stage](unflatten_map(x, grid))
-        x, blocks = self.pos_drop(x), list(self.blocks[stage].children())
-        for number, block in enumerate(blocks):
-            x = block(x, grid)
-            x = x if number else self.pos_block[stage](x, grid)
-        return x, grid
+def make_attention(config: TwinsConfig, stage: int, number: int) -> nn.Module:
+    """Of all tokens to a few keys in odd blocks, within windows in even ones."""
+    width, heads, dropout = config.widths[stage], config.heads[stage], config.attention_dropout
+    if number % 2:
+        return ReducedAttention(width, heads, config.reductions[stage], dropout=dropout)
+    return MaskedWindowAttention(width, heads, pair(config.windows[stage]), dropout=dropout)
 
 
 def make_levels(config: TwinsConfig) -> tuple[Level, ...]:
@@ -149,17 +111,17 @@ ALIASES = {"Twins-SVT-S": "twins_svt_small", "Twins-SVT-B": "twins_svt_base", "T
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """Windows are not in the weights; heads are those of the published model of these widths."""
-    _, channels, patch, _ = get_tensor_shape(shapes, "patch_embeds.0.proj.weight", 4)
-    stages = count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
+    _, channels, patch, _ = side.get_shape(shapes, "patch_embeds.0.proj.weight", 4)
+    stages = side.count_stage_blocks(shapes, r"blocks\.(\d+)\.", r"blocks\.{}\.(\d+)\.", first=0)
     numbers = range(len(stages))
-    widths = tuple(get_tensor_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
-    fields = describe_stages(shapes, channels, stages, widths) | {
+    widths = tuple(side.get_shape(shapes, f"patch_embeds.{stage}.proj.weight", 4)[0] for stage in numbers)
+    fields = side.describe_stages(shapes, channels, stages, widths) | {
         "patch_size": patch,
         "windows": (7,) * len(stages),
         "reductions": tuple(shapes.get(f"blocks.{stage}.1.attn.sr.weight", (1,))[-1] for stage in numbers),
-        "mlp_ratio": get_tensor_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
+        "mlp_ratio": side.get_shape(shapes, "blocks.0.0.mlp.fc1.weight", 2)[0] / widths[0],
     }
-    return side.InferredConfig(fields=fields | find_published_heads(PRESETS, widths))
+    return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -182,8 +144,8 @@ SOURCES = (
     side.SourceNames(  # also of the authors
         layout="timm",
         table=(
-            *make_same_name_entries("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
-            *make_same_name_entries(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
+            *side.keep_names("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
+            *side.keep_names(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
         ),
         markers=("patch_embeds.0.proj.weight", "blocks.0.0.attn.qkv.weight"),
         card=make_timm_card,
@@ -201,4 +163,4 @@ SOURCES = (
     ),
 )
 CHECKPOINT = side.CheckpointSide(infer_config=infer_config, sources=SOURCES, resampled={})
-FAMILY = Family(name="twins", config=TwinsConfig, build=Twins, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("twins", TwinsConfig, Twins, PRESETS, ALIASES, CHECKPOINT)

@@ -17,12 +17,19 @@ from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import Grid, join_axes, resample
 from vitrail.models.base.checkpoint_side import CheckpointSide
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config, pair
-from vitrail.models.base.contract import ImageModel, make_patch_sizes, make_single_level
+from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers, lecun_normal_
 from vitrail.models.names.encoder_names import DINO_SWIGLU, FACEBOOK, TIMM, WRITTEN_AS_VIT, infer_vit_config
 from vitrail.models.names.hf_names import HF_DINO, HF_REGISTER, HF_SIGLIP, HF_VIT
-from vitrail.models.parts.encoder import FIXED_TABLES, in_attention, make_blocks, make_head, prepend_tokens, zero_head
+from vitrail.models.parts.encoder import (
+    FIXED_TABLES,
+    in_attention,
+    make_encoder_blocks,
+    make_head,
+    prepend_tokens,
+    zero_head,
+)
 from vitrail.models.parts.siglip_and_simple_vit import SIGLIP_AND_SIMPLE_ALIASES, SIGLIP_AND_SIMPLE_FIELDS
 
 Positions = Literal["none", "learned", "learned_2d", "sincos", "sincos_2d", "sincos_simple", "relative", "rotary"]
@@ -80,8 +87,7 @@ class ViT(ImageModel):
         super().__init__(config)
         width, eps, mlp_width = config.width, config.norm_eps, config.mlp_width or 4 * config.width
         patch = pair(config.patch_size)
-        self.levels = make_single_level(pair(config.image_size), patch, width, config.depth)
-        self.sizes = make_patch_sizes(patch, dynamic=config.dynamic)
+        self.declare_level(patch)
         registers = tuple(f"register{number}" for number in range(config.registers))
         self.prefix_tokens = ("class", *registers) if config.class_token else registers
         self.classifier_tokens = ("class",) if config.pool == "class" else ()
@@ -104,14 +110,9 @@ class ViT(ImageModel):
             rows = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
             self.pos_embed = nn.Parameter(torch.empty(tables, rows, width), requires_grad=config.positions == "learned")
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = (config.dropout, config.attention_dropout, config.stochastic_depth)
-        self.blocks = make_blocks(
-            config.depth,
-            width,
-            config.heads,
+        self.blocks = make_encoder_blocks(
+            config,
             mlp_width,
-            norm_eps=eps,
-            rates=rates,
             activation=config.activation,
             qkv_bias=config.qkv_bias,
             layer_scale=config.layer_scale,
@@ -225,4 +226,4 @@ ALIASES = {
 }
 SOURCES = (TIMM, FACEBOOK, DINO_SWIGLU, *WRITTEN_AS_VIT, HF_VIT, HF_REGISTER, *HF_DINO, HF_SIGLIP)
 CHECKPOINT = CheckpointSide(infer_config=infer_vit_config, sources=SOURCES, heads_by_width=True)
-FAMILY = Family(name="vit", config=ViTConfig, build=ViT, presets=PRESETS, aliases=ALIASES, checkpoint=CHECKPOINT)
+FAMILY = Family("vit", ViTConfig, ViT, PRESETS, ALIASES, CHECKPOINT)

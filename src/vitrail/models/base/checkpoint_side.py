@@ -44,7 +44,7 @@ def make_entry(theirs: str | Iterable[str], ours: str, transform: TensorTransfor
     return NameEntry((theirs,) if isinstance(theirs, str) else tuple(theirs), ours, transform)
 
 
-def make_same_name_entries(*names: str) -> tuple[NameEntry, ...]:
+def keep_names(*names: str) -> tuple[NameEntry, ...]:
     """Rows of tensors that have our names in the layout."""
     return tuple(NameEntry((name,), name) for name in names)
 
@@ -63,7 +63,7 @@ class SourceNames:
 
     layout: str
     table: tuple[NameEntry, ...]  # all names are read; for a tensor with several, the first is written
-    markers: tuple[str, ...] = ()  # names in the layout by which a file is recognised; (): the table is only written
+    markers: tuple[str, ...] = ()  # names in the layout by which a file is recognized; (): the table is only written
     named: str = ""  # prefix of the model name in the file, for models with the same tensors as another family
     accepts: Callable[[ConfigFields], bool] = lambda _: True
     supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])  # values by field
@@ -110,7 +110,7 @@ class CheckpointSide:
     general_family: str = ""  # a family that has the fields of `implied` and computes the same
 
 
-def get_tensor_shape(shapes: TensorShapes, name: str, dimensions: int) -> tuple[int, ...]:
+def get_shape(shapes: TensorShapes, name: str, dimensions: int) -> tuple[int, ...]:
     if name not in shapes:
         raise CheckpointError(f"{name} is missing; expected the tensors of a Vision Transformer or a convnet")
     if len(shapes[name]) != dimensions or 0 in shapes[name]:
@@ -120,18 +120,18 @@ def get_tensor_shape(shapes: TensorShapes, name: str, dimensions: int) -> tuple[
 
 def count_classes(shapes: TensorShapes, head: str) -> int:
     """Rows of the head's weight; 0 without a head."""
-    return get_tensor_shape(shapes, head, 2)[0] if head in shapes else 0
+    return get_shape(shapes, head, 2)[0] if head in shapes else 0
 
 
-def count_distinct_numbers_in_names(names: Mapping[str, object], pattern: str) -> int:
+def count_numbers(names: Mapping[str, object], pattern: str) -> int:
     """How many different numbers the first group of `pattern` has in the names: blocks, stages."""
     return len({match[1] for name in names if (match := re.match(pattern, name))})
 
 
 def count_stage_blocks(shapes: TensorShapes, stage: str, block: str, first: int = 1) -> tuple[int, ...]:
     """Number of blocks in each stage, from the numbers in the names; stages are counted from `first`."""
-    stages = count_distinct_numbers_in_names(shapes, stage)
-    return tuple(count_distinct_numbers_in_names(shapes, block.format(n)) for n in range(first, first + stages))
+    stages = count_numbers(shapes, stage)
+    return tuple(count_numbers(shapes, block.format(n)) for n in range(first, first + stages))
 
 
 def describe_stages(

@@ -96,7 +96,7 @@ class Model(nn.Module):
 class ImageModel(Model):
     """(B, C, H, W) → logits (B, classes), or without a head the pooled features (B, D).
 
-    A model of one level that has `patch_embed`, `blocks`, `norm` and `head`, and whose head reads the class token,
+    A model of one level that has `patch_embed`, `blocks`, `norm` and `head`, and reads one token or the mean of all,
     writes only `add_positions`; the defaults of the other methods use these modules. Models of several levels write
     `encode`, `feature_maps` and `logits`.
     """
@@ -130,6 +130,14 @@ class ImageModel(Model):
             if name in TIMM_NAMES and name not in self._modules:
                 raise AttributeError(f"{type(self).__name__} has no {name}; use {TIMM_NAMES[name]}")
             return super().__getattr__(name)  # modules and parameters
+
+    def declare_level(self, stride: Grid) -> None:
+        """Set levels, sizes and classifiers of a model that keeps its grid, for patches of so many pixels."""
+        config = self.config
+        self.levels = make_single_level(pair(config.image_size), stride, config.width, config.depth)
+        self.sizes = make_patch_sizes(stride, dynamic=config.dynamic)
+        read = self.classifier_tokens[0] if self.classifier_tokens else "mean"
+        self.classifiers = ((read, "head"),) if config.classes else ()
 
     @property
     def heads(self) -> tuple[tuple[str, str], ...]:
@@ -180,8 +188,8 @@ class ImageModel(Model):
         return self.get_submodule(self.final_norm)(self.run(x, grid, queries))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for `tokens`, by default for the class token: (B, N, D) → (B, classes)."""
-        return self.head(tokens[:, 0])
+        """The output of the head for `tokens`, by default for the first prefix token or else the mean of all."""
+        return self.head(tokens[:, 0] if self.prefix_tokens else tokens.mean(1))  # (B, classes)
 
     def head_logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """The output of each of the `classifiers` for `tokens`: (B, N, D) → (B, classes), …"""
@@ -193,11 +201,7 @@ class ImageModel(Model):
         return [self.run(x, grid)[:, self.prefix :].transpose(1, 2).unflatten(2, grid)]
 
     def embed(
-        self,
-        images: Tensor,
-        hidden: Tensor | None = None,
-        mask_token: Tensor | None = None,
-        kept: Tensor | None = None,
+        self, images: Tensor, hidden: Tensor | None = None, mask_token: Tensor | None = None, kept: Tensor | None = None
     ) -> tuple[Tensor, Grid]:
         """The input of the first block, (B, N, D), and the grid of the patches.
 

@@ -60,7 +60,7 @@ class Presets(Mapping[str, Config]):
         return len(self.make())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Family:
     """The last line of every model file, and all that the rest of the package knows about an architecture.
 

@@ -1,7 +1,7 @@
 """Weight initialization of layers as in the ViT authors' code, shared by all models."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,15 +50,42 @@ def init_as_deit(model: nn.Module, *tables: Tensor) -> None:
         nn.init.trunc_normal_(table, std=0.02)
 
 
-def init_small_linear(model: nn.Module) -> None:
-    """Linear maps small and without bias, convolutions and norms as torch has them: Swin's code and its heirs'."""
+def draw_small(weight: Tensor) -> None:
+    nn.init.trunc_normal_(weight, std=0.02)
+
+
+def draw_layers(model: nn.Module, convolution: Callable[[nn.Conv2d], object]) -> None:
+    """Linear maps small, with biases of zero; convolutions by this function; norms and factors as they start."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.02)
+            draw_small(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.Conv2d):
+        elif isinstance(module, nn.Conv2d):
+            convolution(module)
+        elif isinstance(module, nn.LayerNorm):
             module.reset_parameters()
+        elif isinstance(module, LayerScale):
+            nn.init.constant_(module.gamma, module.start)
+
+
+def draw_small_convolution(convolution: nn.Conv2d) -> None:
+    draw_small(convolution.weight)
+    if convolution.bias is not None:
+        nn.init.zeros_(convolution.bias)
+
+
+def draw_scaled_convolution(convolution: nn.Conv2d) -> None:
+    """A variance of 2 by the number of values that an input contributes to."""
+    outputs = convolution.weight[0, 0].numel() * convolution.out_channels // convolution.groups
+    nn.init.normal_(convolution.weight, std=math.sqrt(2 / outputs))
+    if convolution.bias is not None:
+        nn.init.zeros_(convolution.bias)
+
+
+def init_small_linear(model: nn.Module) -> None:
+    """Linear maps small, convolutions and norms as torch has them: Swin's code and its heirs'."""
+    draw_layers(model, nn.Conv2d.reset_parameters)
 
 
 def init_stacked_linear(layer: nn.Linear, parts: list[int]) -> None:
@@ -68,41 +95,18 @@ def init_stacked_linear(layer: nn.Linear, parts: list[int]) -> None:
 
 
 def init_small(model: nn.Module) -> None:
-    """Linear maps and convolutions small and without bias, norms the identity, as in the code of ConvNeXt and NesT."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.trunc_normal_(module.weight, std=0.02)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            module.reset_parameters()
+    """Linear maps and convolutions small, norms the identity, as in the code of ConvNeXt and NesT."""
+    draw_layers(model, draw_small_convolution)
 
 
 def init_as_pvt(model: nn.Module) -> None:
     """Linear maps small, convolutions scaled by their outputs, norms the identity, as in PVT's code and its heirs'."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.02)
-        elif isinstance(module, nn.Conv2d):
-            outputs = module.weight[0, 0].numel() * module.out_channels // module.groups
-            nn.init.normal_(module.weight, std=math.sqrt(2 / outputs))
-        elif isinstance(module, nn.LayerNorm):
-            module.reset_parameters()
-        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+    draw_layers(model, draw_scaled_convolution)
 
 
 def init_scaled_layers(model: nn.Module, blocks: Iterable[Any]) -> None:
     """As in the code of BEiT and EVA-02: the last maps of the branches are divided by √(2·number of the block)."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.trunc_normal_(module.weight, std=0.02)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            module.reset_parameters()
-        elif isinstance(module, LayerScale):
-            nn.init.constant_(module.gamma, module.start)
+    init_small(model)
     for name, weight in model.named_parameters():
         if name.endswith(".qv_bias"):
             nn.init.zeros_(weight)

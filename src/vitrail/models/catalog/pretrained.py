@@ -1,6 +1,6 @@
 """Public weights of the presets, by the names that timm gives them: `preset.tag`. torch is not imported.
 
-pretrained.csv has one row per preset and tag; the first row of a preset is its default. Repositories, licences and
+pretrained.csv has one row per preset and tag; the first row of a preset is its default. Repositories, licenses and
 preprocessing are those of timm's `pretrained_cfg`, top-1 accuracies those of its results on ImageNet's validation set.
 """
 
@@ -24,7 +24,7 @@ BUCKET_ADDRESSES = ("gs://vit_models/", "https://storage.googleapis.com/vit_mode
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedWeights:
-    """One row of the table: where the weights are, under which licence, and how images are prepared for them."""
+    """One row of the table: where the weights are, under which license, and how images are prepared for them."""
 
     preset: str
     tag: str

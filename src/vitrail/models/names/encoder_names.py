@@ -8,13 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.models.base import checkpoint_side as side
-from vitrail.models.base.checkpoint_side import (
-    count_classes,
-    count_distinct_numbers_in_names,
-    get_tensor_shape,
-    make_entry,
-    make_same_name_entries,
-)
 from vitrail.models.names.flax_names import ENCODER_TABLE
 
 PATCH_KERNEL = "patch_embed.proj.weight"
@@ -23,15 +16,15 @@ DEFAULT_LAYER_SCALE = 1e-5  # initial value of LayerScale; it cannot be read fro
 
 def infer_encoder_fields(shapes: side.TensorShapes) -> dict[str, Any]:
     """The fields that all encoders of patches have."""
-    kernel = get_tensor_shape(shapes, PATCH_KERNEL, 4)
-    get_tensor_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
-    width, mlp_width = kernel[0], get_tensor_shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
+    kernel = side.get_shape(shapes, PATCH_KERNEL, 4)
+    side.get_shape(shapes, "blocks.0.mlp.fc1.weight", 2)
+    width, mlp_width = kernel[0], side.get_shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
     return {
         "patch_size": (kernel[2], kernel[3]),
         "channels": kernel[1],
-        "classes": count_classes(shapes, "head.weight"),
+        "classes": side.count_classes(shapes, "head.weight"),
         "width": width,
-        "depth": count_distinct_numbers_in_names(shapes, r"blocks\.(\d+)\."),
+        "depth": side.count_numbers(shapes, r"blocks\.(\d+)\."),
         "mlp_width": None if mlp_width == 4 * width else mlp_width,
         "layer_scale": DEFAULT_LAYER_SCALE if "blocks.0.ls1.gamma" in shapes else None,
     }
@@ -43,7 +36,7 @@ def infer_vit_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields |= {
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "class_token": class_token,
-        "registers": get_tensor_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0,
+        "registers": side.get_shape(shapes, "reg_token", 3)[1] if "reg_token" in shapes else 0,
         "pool": "mean_norm" if mean_norm else "class" if class_token else "mean",
         "head": "mlp" if "pre_logits.weight" in shapes else "linear",
     }
@@ -79,15 +72,15 @@ def is_swiglu(config: side.ConfigFields) -> bool:
 
 
 TIMM_BASE_TABLE = (
-    *make_same_name_entries("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.proj.*"),
-    *make_same_name_entries(
+    *side.keep_names("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.proj.*"),
+    *side.keep_names(
         *(f"blocks.#.{part}.*" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"))
     ),
-    *make_same_name_entries("norm.*", "fc_norm.*", "head.*", "head_dist.*", "attn_pool.latent"),
-    *make_same_name_entries(*(f"attn_pool.{part}.*" for part in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2"))),
-    make_entry("pre_logits.fc.*", "pre_logits.*"),
+    *side.keep_names("norm.*", "fc_norm.*", "head.*", "head_dist.*", "attn_pool.latent"),
+    *side.keep_names(*(f"attn_pool.{part}.*" for part in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2"))),
+    side.make_entry("pre_logits.fc.*", "pre_logits.*"),
 )
-TIMM_TABLE = (*TIMM_BASE_TABLE, *make_same_name_entries("blocks.#.ls1.gamma", "blocks.#.ls2.gamma"))
+TIMM_TABLE = (*TIMM_BASE_TABLE, *side.keep_names("blocks.#.ls1.gamma", "blocks.#.ls2.gamma"))
 TIMM_ASSUMED = {"activation": "gelu", "norm_eps": 1e-6}
 TIMM_POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
 TIMM_DETAILS = {
@@ -161,20 +154,20 @@ TORCHVISION_LAYER = "encoder.layers.encoder_layer_#."
 TORCHVISION = side.SourceNames(
     layout="torchvision",
     table=(
-        make_entry("class_token", "cls_token"),
-        make_entry("conv_proj.*", "patch_embed.proj.*"),
-        make_entry("encoder.pos_embedding", "pos_embed"),
-        make_entry(f"{TORCHVISION_LAYER}ln_1.*", "blocks.#.norm1.*"),
-        make_entry(f"{TORCHVISION_LAYER}self_attention.in_proj_*", "blocks.#.attn.qkv.*"),
-        make_entry(f"{TORCHVISION_LAYER}self_attention.out_proj.*", "blocks.#.attn.proj.*"),
-        make_entry(f"{TORCHVISION_LAYER}ln_2.*", "blocks.#.norm2.*"),
-        make_entry(f"{TORCHVISION_LAYER}mlp.0.*", "blocks.#.mlp.fc1.*"),
-        make_entry(f"{TORCHVISION_LAYER}mlp.3.*", "blocks.#.mlp.fc2.*"),
-        make_entry(f"{TORCHVISION_LAYER}mlp.linear_1.*", "blocks.#.mlp.fc1.*"),
-        make_entry(f"{TORCHVISION_LAYER}mlp.linear_2.*", "blocks.#.mlp.fc2.*"),
-        make_entry("encoder.ln.*", "norm.*"),
-        make_entry("heads.pre_logits.*", "pre_logits.*"),
-        make_entry("heads.head.*", "head.*"),
+        side.make_entry("class_token", "cls_token"),
+        side.make_entry("conv_proj.*", "patch_embed.proj.*"),
+        side.make_entry("encoder.pos_embedding", "pos_embed"),
+        side.make_entry(f"{TORCHVISION_LAYER}ln_1.*", "blocks.#.norm1.*"),
+        side.make_entry(f"{TORCHVISION_LAYER}self_attention.in_proj_*", "blocks.#.attn.qkv.*"),
+        side.make_entry(f"{TORCHVISION_LAYER}self_attention.out_proj.*", "blocks.#.attn.proj.*"),
+        side.make_entry(f"{TORCHVISION_LAYER}ln_2.*", "blocks.#.norm2.*"),
+        side.make_entry(f"{TORCHVISION_LAYER}mlp.0.*", "blocks.#.mlp.fc1.*"),
+        side.make_entry(f"{TORCHVISION_LAYER}mlp.3.*", "blocks.#.mlp.fc2.*"),
+        side.make_entry(f"{TORCHVISION_LAYER}mlp.linear_1.*", "blocks.#.mlp.fc1.*"),
+        side.make_entry(f"{TORCHVISION_LAYER}mlp.linear_2.*", "blocks.#.mlp.fc2.*"),
+        side.make_entry("encoder.ln.*", "norm.*"),
+        side.make_entry("heads.pre_logits.*", "pre_logits.*"),
+        side.make_entry("heads.head.*", "head.*"),
     ),
     markers=("encoder.pos_embedding",),
     supported=support_more("head", "mlp_width", channels=(3,)),
@@ -210,23 +203,21 @@ MOCO = side.SourceNames(
 DINO = side.SourceNames(
     layout="dino",
     table=(
-        make_entry("register_tokens", "reg_token"),
+        side.make_entry("register_tokens", "reg_token"),
         *TIMM_TABLE,
-        make_entry("blocks.#.mlp.w12.*", "blocks.#.mlp.fc1.*"),
-        make_entry("blocks.#.mlp.w3.*", "blocks.#.mlp.fc2.*"),
+        side.make_entry("blocks.#.mlp.w12.*", "blocks.#.mlp.fc1.*"),
+        side.make_entry("blocks.#.mlp.w3.*", "blocks.#.mlp.fc2.*"),
     ),
     markers=(PATCH_KERNEL,),
     supported=support_more(
-        *("registers", "layer_scale", "mlp_width", "qkv_bias"),
-        classes=(0,),
-        activation=("gelu", "gelu_tanh", "swiglu"),
+        *("registers", "layer_scale", "mlp_width", "qkv_bias"), classes=(0,), activation=("gelu", "gelu_tanh", "swiglu")
     ),
     assumed=TIMM_ASSUMED,
     heads={192: 3, 384: 6, 768: 12, 1024: 16, 1536: 24},  # also of iBOT and DINOv2: 64 channels per head
 )
 FACEBOOK = side.SourceNames(  # where a LayerScale has another name
     layout="deit",
-    table=(*TIMM_BASE_TABLE, *(make_entry(f"blocks.#.gamma_{n}", f"blocks.#.ls{n}.gamma") for n in (1, 2))),
+    table=(*TIMM_BASE_TABLE, *(side.make_entry(f"blocks.#.gamma_{n}", f"blocks.#.ls{n}.gamma") for n in (1, 2))),
     supported=support_more("distilled", "layer_scale"),
     assumed=TIMM_ASSUMED,
     heads={192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16},  # of DeiT and DeiT-III

@@ -7,39 +7,34 @@ import torch
 from torch import Tensor
 
 from vitrail.base.errors import CheckpointError
-from vitrail.models.base.checkpoint_side import (
-    THREE_PARTS,
-    TWO_PARTS,
-    ConfigFields,
-    NameEntry,
-    SourceNames,
-    TensorTransform,
-    make_entry,
-)
+from vitrail.models.base import checkpoint_side as side
 from vitrail.models.names.encoder_names import SUPPORTED, is_swiglu, support_more
 
 # of the names on disk and, since v5, in memory; those on disk are written
 HF_OLD_LAYER, HF_NEW_LAYER = "encoder.layer.#.", "layers.#."
 HF_KERNEL = "embeddings.patch_embeddings.projection.weight"
 HF_EMBEDDINGS = (
-    make_entry("embeddings.cls_token", "cls_token"),
-    make_entry("embeddings.position_embeddings", "pos_embed"),
-    make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
-    make_entry("layernorm.*", "norm.*"),
-    make_entry("pooler.dense.*", "pre_logits.*"),
-    make_entry("classifier.*", "head.*"),
+    side.make_entry("embeddings.cls_token", "cls_token"),
+    side.make_entry("embeddings.position_embeddings", "pos_embed"),
+    side.make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
+    side.make_entry("layernorm.*", "norm.*"),
+    side.make_entry("pooler.dense.*", "pre_logits.*"),
+    side.make_entry("classifier.*", "head.*"),
 )
-HF_REGISTERS = make_entry("embeddings.register_tokens", "reg_token")
-HF_DISTILLED = (make_entry("cls_classifier.*", "head.*"), make_entry("distillation_classifier.*", "head_dist.*"))
+HF_REGISTERS = side.make_entry("embeddings.register_tokens", "reg_token")
+HF_DISTILLED = (
+    side.make_entry("cls_classifier.*", "head.*"),
+    side.make_entry("distillation_classifier.*", "head_dist.*"),
+)
 
 
-def make_hf_attention_entries(layer: str) -> tuple[NameEntry, ...]:
+def make_hf_attention_entries(layer: str) -> tuple[side.NameEntry, ...]:
     old = [f"{layer}attention.attention.{part}.*" for part in ("query", "key", "value")]
     return (
-        make_entry(old, "blocks.#.attn.qkv.*", THREE_PARTS),
-        make_entry(f"{layer}attention.output.dense.*", "blocks.#.attn.proj.*"),
-        make_entry([f"{layer}attention.{part}_proj.*" for part in "qkv"], "blocks.#.attn.qkv.*", THREE_PARTS),
-        make_entry(f"{layer}attention.o_proj.*", "blocks.#.attn.proj.*"),
+        side.make_entry(old, "blocks.#.attn.qkv.*", side.THREE_PARTS),
+        side.make_entry(f"{layer}attention.output.dense.*", "blocks.#.attn.proj.*"),
+        side.make_entry([f"{layer}attention.{part}_proj.*" for part in "qkv"], "blocks.#.attn.qkv.*", side.THREE_PARTS),
+        side.make_entry(f"{layer}attention.o_proj.*", "blocks.#.attn.proj.*"),
     )
 
 
@@ -49,33 +44,35 @@ HF_VIT_TABLE = (
         row
         for layer in (HF_OLD_LAYER, HF_NEW_LAYER)
         for row in (
-            make_entry(f"{layer}layernorm_before.*", "blocks.#.norm1.*"),
-            make_entry(f"{layer}layernorm_after.*", "blocks.#.norm2.*"),
+            side.make_entry(f"{layer}layernorm_before.*", "blocks.#.norm1.*"),
+            side.make_entry(f"{layer}layernorm_after.*", "blocks.#.norm2.*"),
             *make_hf_attention_entries(layer),
         )
     ),
-    make_entry(f"{HF_OLD_LAYER}intermediate.dense.*", "blocks.#.mlp.fc1.*"),
-    make_entry(f"{HF_OLD_LAYER}output.dense.*", "blocks.#.mlp.fc2.*"),
-    *(make_entry(f"{HF_NEW_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)),
+    side.make_entry(f"{HF_OLD_LAYER}intermediate.dense.*", "blocks.#.mlp.fc1.*"),
+    side.make_entry(f"{HF_OLD_LAYER}output.dense.*", "blocks.#.mlp.fc2.*"),
+    *(side.make_entry(f"{HF_NEW_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)),
 )
 HF_DINO_TABLE = (
     *HF_EMBEDDINGS,
     HF_REGISTERS,
-    *(make_entry(f"{HF_OLD_LAYER}norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
-    *(make_entry(f"{HF_OLD_LAYER}layer_scale{n}.lambda1", f"blocks.#.ls{n}.gamma") for n in (1, 2)),
+    *(side.make_entry(f"{HF_OLD_LAYER}norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
+    *(side.make_entry(f"{HF_OLD_LAYER}layer_scale{n}.lambda1", f"blocks.#.ls{n}.gamma") for n in (1, 2)),
     *make_hf_attention_entries(HF_OLD_LAYER),
 )
-HF_MLP = tuple(make_entry(f"{HF_OLD_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2))
+HF_MLP = tuple(side.make_entry(f"{HF_OLD_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2))
 HF_SWIGLU = (
-    make_entry(f"{HF_OLD_LAYER}mlp.weights_in.*", "blocks.#.mlp.fc1.*"),
-    make_entry(f"{HF_OLD_LAYER}mlp.weights_out.*", "blocks.#.mlp.fc2.*"),
-    make_entry([f"{HF_OLD_LAYER}mlp.{part}_proj.*" for part in ("gate", "up")], "blocks.#.mlp.fc1.*", TWO_PARTS),
-    make_entry(f"{HF_OLD_LAYER}mlp.down_proj.*", "blocks.#.mlp.fc2.*"),
+    side.make_entry(f"{HF_OLD_LAYER}mlp.weights_in.*", "blocks.#.mlp.fc1.*"),
+    side.make_entry(f"{HF_OLD_LAYER}mlp.weights_out.*", "blocks.#.mlp.fc2.*"),
+    side.make_entry(
+        [f"{HF_OLD_LAYER}mlp.{part}_proj.*" for part in ("gate", "up")], "blocks.#.mlp.fc1.*", side.TWO_PARTS
+    ),
+    side.make_entry(f"{HF_OLD_LAYER}mlp.down_proj.*", "blocks.#.mlp.fc2.*"),
 )
 HF_SUPPORTED = {name: SUPPORTED[name] for name in ("class_token", "pool", "positions", "positions_at")}
 
 
-def make_hf_heading(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+def make_hf_heading(config: side.ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
     """What the config.json of every image model has."""
     size, ending = config["image_size"], "ForImageClassification" if config["classes"] else "Model"
     return {
@@ -86,7 +83,7 @@ def make_hf_heading(config: ConfigFields, model_type: str, class_name: str) -> d
     }
 
 
-def make_hf_card(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+def make_hf_card(config: side.ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
     width, size, patch = config["width"], config["image_size"], config["patch_size"]
     ending = "ForImageClassificationWithTeacher" if config.get("distilled") else "ForImageClassification"
     activation = {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.get("activation", "gelu"), "gelu")
@@ -108,7 +105,7 @@ def make_hf_card(config: ConfigFields, model_type: str, class_name: str) -> dict
     }
 
 
-def make_hf_vit_card(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+def make_hf_vit_card(config: side.ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
     if config.get("head") == "mlp" and config["classes"]:
         raise CheckpointError(
             f"classes is {config['classes']}, which transformers' {model_type} cannot represent; expected 0"
@@ -120,7 +117,7 @@ def make_hf_vit_card(config: ConfigFields, model_type: str, class_name: str) -> 
     }
 
 
-def make_hf_dino_card(config: ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
+def make_hf_dino_card(config: side.ConfigFields, model_type: str, class_name: str) -> dict[str, Any]:
     """The MLP of a SwiGLU is two thirds of 4·width wide, rounded up to a multiple of 8."""
     width, swiglu = config["width"], is_swiglu(config)
     hidden, expected = config.get("mlp_width") or 4 * width, 4 * width
@@ -134,7 +131,7 @@ def make_hf_dino_card(config: ConfigFields, model_type: str, class_name: str) ->
     return card | ({"num_register_tokens": config["registers"]} if config.get("registers") else {})
 
 
-def is_dinov2(config: ConfigFields) -> bool:
+def is_dinov2(config: side.ConfigFields) -> bool:
     return config.get("layer_scale") is not None or is_swiglu(config)
 
 
@@ -146,12 +143,17 @@ HF_DEIT_DETAILS = {
 }
 
 
-def make_hf_vit_source(*, registers: bool) -> SourceNames:
+def make_hf_vit_source(*, registers: bool) -> side.SourceNames:
     """A plain ViT; one with a register is a DeiT, whose distillation token without its own head is the register."""
     model_type, class_name = ("deit", "DeiT") if registers else ("vit", "ViT")
-    return SourceNames(
+    return side.SourceNames(
         layout="hf",
-        table=(make_entry("embeddings.distillation_token", "reg_token"), *HF_VIT_TABLE, HF_REGISTERS, *HF_DISTILLED),
+        table=(
+            side.make_entry("embeddings.distillation_token", "reg_token"),
+            *HF_VIT_TABLE,
+            HF_REGISTERS,
+            *HF_DISTILLED,
+        ),
         markers=(HF_KERNEL, "embeddings.distillation_token") if registers else (HF_KERNEL,),
         accepts=lambda config: (
             not is_dinov2(config)
@@ -168,10 +170,10 @@ def make_hf_vit_source(*, registers: bool) -> SourceNames:
 HF_VIT, HF_REGISTER = make_hf_vit_source(registers=False), make_hf_vit_source(registers=True)
 
 
-def make_hf_dino_source(*, registers: bool, swiglu: bool) -> SourceNames:
+def make_hf_dino_source(*, registers: bool, swiglu: bool) -> side.SourceNames:
     model_type, class_name = ("dinov2_with_registers", "Dinov2WithRegisters") if registers else ("dinov2", "Dinov2")
     own = "embeddings.register_tokens" if registers else f"{HF_OLD_LAYER}layer_scale1.lambda1"
-    return SourceNames(
+    return side.SourceNames(
         layout="hf",
         table=(*HF_DINO_TABLE, *((*HF_SWIGLU, *HF_MLP) if swiglu else (*HF_MLP, *HF_SWIGLU))),
         markers=() if swiglu else (HF_KERNEL, own),
@@ -195,7 +197,7 @@ HF_DINO = tuple(make_hf_dino_source(registers=r, swiglu=s) for r in (True, False
 
 
 LAYER, STACKED = "encoder.layers.#.", "head.attention.in_proj_"
-ADD_AXIS = TensorTransform(lambda parts: parts[0][None], lambda table, _: [table[0]])
+ADD_AXIS = side.TensorTransform(lambda parts: parts[0][None], lambda table, _: [table[0]])
 
 
 def split_pool(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -220,7 +222,7 @@ def join_pool(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return joined
 
 
-def make_siglip_card(config: ConfigFields) -> dict[str, Any]:
+def make_siglip_card(config: side.ConfigFields) -> dict[str, Any]:
     card = make_hf_card(config, "siglip_vision_model", "SiglipVision")
     return card | {
         "intermediate_size": config["mlp_width"] or 4 * config["width"],
@@ -228,22 +230,22 @@ def make_siglip_card(config: ConfigFields) -> dict[str, Any]:
     }
 
 
-HF_SIGLIP = SourceNames(
+HF_SIGLIP = side.SourceNames(
     layout="hf",
     table=(
-        make_entry("embeddings.patch_embedding.*", "patch_embed.proj.*"),
-        make_entry("embeddings.position_embedding.weight", "pos_embed", ADD_AXIS),
-        *(make_entry(f"{LAYER}layer_norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
-        make_entry([f"{LAYER}self_attn.{part}_proj.*" for part in "qkv"], "blocks.#.attn.qkv.*", THREE_PARTS),
-        make_entry(f"{LAYER}self_attn.out_proj.*", "blocks.#.attn.proj.*"),
-        *(make_entry(f"{LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)),
-        make_entry("post_layernorm.*", "norm.*"),
-        make_entry("head.probe", "attn_pool.latent"),
-        *(make_entry(f"head.attention.{part}.*", f"attn_pool.{part}.*") for part in ("q", "kv")),  # read
-        make_entry(f"{STACKED}*", "attn_pool.in_proj.*"),  # written
-        make_entry("head.attention.out_proj.*", "attn_pool.proj.*"),
-        make_entry("head.layernorm.*", "attn_pool.norm.*"),
-        *(make_entry(f"head.mlp.fc{n}.*", f"attn_pool.mlp.fc{n}.*") for n in (1, 2)),
+        side.make_entry("embeddings.patch_embedding.*", "patch_embed.proj.*"),
+        side.make_entry("embeddings.position_embedding.weight", "pos_embed", ADD_AXIS),
+        *(side.make_entry(f"{LAYER}layer_norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
+        side.make_entry([f"{LAYER}self_attn.{part}_proj.*" for part in "qkv"], "blocks.#.attn.qkv.*", side.THREE_PARTS),
+        side.make_entry(f"{LAYER}self_attn.out_proj.*", "blocks.#.attn.proj.*"),
+        *(side.make_entry(f"{LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)),
+        side.make_entry("post_layernorm.*", "norm.*"),
+        side.make_entry("head.probe", "attn_pool.latent"),
+        *(side.make_entry(f"head.attention.{part}.*", f"attn_pool.{part}.*") for part in ("q", "kv")),  # read
+        side.make_entry(f"{STACKED}*", "attn_pool.in_proj.*"),  # written
+        side.make_entry("head.attention.out_proj.*", "attn_pool.proj.*"),
+        side.make_entry("head.layernorm.*", "attn_pool.norm.*"),
+        *(side.make_entry(f"head.mlp.fc{n}.*", f"attn_pool.mlp.fc{n}.*") for n in (1, 2)),
     ),
     markers=("embeddings.patch_embedding.weight", "head.probe"),
     accepts=lambda config: config["pool"] == "map",

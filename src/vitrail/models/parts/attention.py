@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import AttentionLayer, split_heads
+from vitrail.layers.attention import AttentionLayer, Mask, Projected, split_heads
 from vitrail.layers.positions import Grid
 from vitrail.models.base.checkpoint_side import TensorTransform
 from vitrail.models.parts.stages import flatten_map, unflatten_map
@@ -65,9 +65,7 @@ class ReducedAttention(TwoGridAttention):
         self.reduce_grid(grid)
         return self.norm(flatten_map(self.sr(unflatten_map(x, grid))))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         assert grid is not None
         assert queries is None, "there are no prefix tokens to compute alone"
         k, v = self.kv(self.reduce(x, grid)).chunk(2, dim=-1)

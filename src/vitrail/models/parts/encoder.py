@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,16 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import SelfAttention
 from vitrail.layers.block import Activation, Block
-from vitrail.layers.positions import Grid, RelativePositions, RotaryPositions, join_axes, sinusoid_1d, sinusoid_2d
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size
+from vitrail.layers.positions import (
+    Grid,
+    RelativePositions,
+    RotaryPositions,
+    join_axes,
+    resample,
+    sinusoid_1d,
+    sinusoid_2d,
+)
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_patch_config
 from vitrail.models.base.contract import ImageModel
 
 
@@ -33,6 +42,11 @@ class EncoderConfig(DropRates):
     depth: int = 12  # blocks
     heads: int = 12  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 4·width
+    norm_eps: float = 1e-6
+    dynamic: bool = False  # accept any multiple of the patch size at run time; tables by position are resampled
+
+    def __post_init__(self) -> None:
+        check_patch_config(self)
 
 
 def sinusoid_simple(grid: Grid, width: int) -> Tensor:
@@ -101,9 +115,46 @@ def make_blocks(
     )
 
 
+def make_encoder_blocks(
+    config: Any,
+    mlp_width: int,
+    *,
+    kind: type[Block] = Block,
+    activation: Activation = "gelu",
+    qkv_bias: bool = True,
+    layer_scale: float | None = None,
+    positions: Callable[[], RelativePositions | RotaryPositions | None] = lambda: None,
+) -> nn.ModuleList:
+    """The same, with the width, depth, heads, eps and rates of a config."""
+    return make_blocks(
+        config.depth,
+        config.width,
+        config.heads,
+        mlp_width,
+        norm_eps=config.norm_eps,
+        rates=(config.dropout, config.attention_dropout, config.stochastic_depth),
+        kind=kind,
+        activation=activation,
+        qkv_bias=qkv_bias,
+        layer_scale=layer_scale,
+        positions=positions,
+    )
+
+
 def scale_rate(last: float, layer: int, depth: int) -> float:
     """The rate of a layer if it grows linearly from 0 at the first to `last`."""
     return last * layer / max(depth - 1, 1)
+
+
+class PatchEncoder(ImageModel):
+    """A model of one level with a table of positions, added to the patches and the class token if there is one."""
+
+    def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
+        x = prepend_tokens(patches, self.cls_token) if self.prefix_tokens else patches
+        return self.pos_drop(x + self.tables(grid))
+
+    def tables(self, grid: Grid) -> Tensor:
+        return resample(self.pos_embed, self.grid, grid)
 
 
 def list_plain_blocks(model: nn.Module, wrapper: type[nn.Module], verb: str, hint: str) -> list[Block]:

@@ -3,25 +3,32 @@
 B batch, n = h·w tokens, D width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
+from vitrail.layers.block import Activation, Block
 from vitrail.layers.positions import Grid
-from vitrail.models.base.checks import Size, check_grid, pair
+from vitrail.models.base.checks import Size, check_grid, check_heads, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level
+from vitrail.models.parts.encoder import scale_rate
 
 
-def check_stages(stages: tuple[int, ...], **parts: tuple[float, ...]) -> None:
-    """Check that there are stages, and as many of each of the other parts."""
+def check_stages(config: Any, *parts: str, divided: bool = True) -> None:
+    """Check that there are stages, with one width and one of each of the `parts`, and that heads divide the widths."""
+    stages, heads = config.stages, getattr(config, "heads", None)
     if not stages:
         raise ConfigError("stages is (); expected at least one number, the blocks of a stage")
-    for name, values in parts.items():
-        if len(values) != len(stages):
+    for name in ("widths", *(("heads",) if isinstance(heads, tuple) else ()), *parts):
+        if len(values := getattr(config, name)) != len(stages):
             raise ConfigError(
                 f"{name} is {values} for {len(stages)} stages; expected {len(stages)} numbers, one per stage"
             )
+    if isinstance(heads, tuple) and divided:
+        for width, count in zip(config.widths, heads, strict=True):
+            check_heads(width, count)
 
 
 def check_reductions(reductions: tuple[int, ...], levels: Sequence[Level]) -> None:
@@ -35,6 +42,50 @@ def check_reductions(reductions: tuple[int, ...], levels: Sequence[Level]) -> No
             )
 
 
+def list_stage_rates(last: float, stages: tuple[int, ...]) -> list[list[float]]:
+    """The stochastic depth of the blocks of each stage, which grows linearly from 0 at the first block to `last`."""
+    rates = iter([scale_rate(last, number, sum(stages)) for number in range(sum(stages))])
+    return [[next(rates) for _ in range(depth)] for depth in stages]
+
+
+def make_stage_blocks(
+    config: Any,
+    stage: int,
+    hidden: int,
+    make_attention: Callable[[int], nn.Module],
+    *,
+    norm_eps: float,
+    kind: type[Block] = Block,
+    activation: Activation = "gelu",
+) -> nn.ModuleList:
+    """The blocks of a stage of a config with stages, widths and heads, each with an attention made for its number."""
+    blocks, width, heads = nn.ModuleList(), config.widths[stage], config.heads[stage]
+    for number, rate in enumerate(list_stage_rates(config.stochastic_depth, config.stages)[stage]):
+        dropout = config.dropout
+        block = kind(
+            width, heads, hidden, activation=activation, norm_eps=norm_eps, dropout=dropout, stochastic_depth=rate
+        )
+        block.set_submodule("attn", make_attention(number))
+        blocks.append(block)
+    return blocks
+
+
+def name_blocks(stages: Sequence[int], block: str) -> list[list[str]]:
+    """The names of the blocks of each stage; `block` is a name with the stage and the number."""
+    return [[block.format(stage, number) for number in range(depth)] for stage, depth in enumerate(stages)]
+
+
+def make_halved_levels(
+    grid: Grid, stride: Grid, widths: Sequence[int], blocks: Sequence[Sequence[str]]
+) -> tuple[Level, ...]:
+    """One level per stage, from the `grid` of the first one, which each next stage halves, rounded up."""
+    levels = list[Level]()
+    for width, names in zip(widths, blocks, strict=True):
+        levels.append(Level(grid=grid, stride=stride, width=width, blocks=tuple(names)))
+        grid, stride = halve_grid(grid), (2 * stride[0], 2 * stride[1])
+    return tuple(levels)
+
+
 def make_stage_levels(
     image: Size, stride: int, widths: tuple[int, ...], stages: tuple[int, ...], block: str, factor: int = 2
 ) -> tuple[Level, ...]:
@@ -42,13 +93,8 @@ def make_stage_levels(
     strides = [stride * factor**stage for stage in range(len(stages))]
     check_grid(pair(image), pair(strides[-1]))
     return tuple(
-        Level(
-            grid=check_grid(pair(image), pair(stride)),
-            stride=pair(stride),
-            width=widths[stage],
-            blocks=tuple(block.format(stage, number) for number in range(stages[stage])),
-        )
-        for stage, stride in enumerate(strides)
+        Level(grid=check_grid(pair(image), pair(stride)), stride=pair(stride), width=widths[stage], blocks=tuple(names))
+        for stage, (stride, names) in enumerate(zip(strides, name_blocks(stages, block), strict=True))
     )
 
 
@@ -90,9 +136,25 @@ class StagedModel(ImageModel):
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         return [unflatten_map(x, grid) for x, grid in self.run_stages(*self.embed(images))]
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The output of the head for the mean of all tokens: (B, n, D) → (B, classes)."""
-        return self.head(tokens.mean(1))
+
+class PegModel(StagedModel):
+    """A model whose stages begin with a convolution that makes their tokens, and a block that a Peg follows."""
+
+    stage_list = "blocks"  # the module with the blocks of each stage
+
+    def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
+        self.check_images(images)
+        return self.patch_embeds[0](images)
+
+    def run_stages(self, x: Tensor, grid: Grid) -> Iterator[tuple[Tensor, Grid]]:
+        for stage, blocks in enumerate(self.get_submodule(self.stage_list).children()):
+            if stage:
+                x, grid = self.patch_embeds[stage](unflatten_map(x, grid))
+            x = self.pos_drop(x)
+            for number, block in enumerate(blocks.children()):
+                x = block(x, grid)
+                x = x if number else self.pos_block[stage](x, grid)
+            yield x, grid
 
 
 class ConvNet(ImageModel):
@@ -105,16 +167,8 @@ class ConvNet(ImageModel):
 
     def declare_stages(self, image: Grid, stride: int, widths: Sequence[int], blocks: Sequence[Sequence[str]]) -> None:
         """Set levels and sizes; `stride` is that of the first stage, `widths` and names of `blocks` are per stage."""
-        strides = [stride * 2**stage for stage in range(len(widths))]
-        self.levels = tuple(
-            Level(
-                grid=((image[0] - 1) // each + 1, (image[1] - 1) // each + 1),  # rounded up
-                stride=(each, each),
-                width=width,
-                blocks=tuple(names),
-            )
-            for each, width, names in zip(strides, widths, blocks, strict=True)
-        )
+        grid = ((image[0] - 1) // stride + 1, (image[1] - 1) // stride + 1)  # rounded up
+        self.levels = make_halved_levels(grid, (stride, stride), widths, blocks)
         side = 2 ** (len(widths) + 1) + 1  # leaves more than one position in the last map
         self.sizes = ImageSizes(multiple=(1, 1), minimum=(side, side))
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.attention import SelfAttention, attention, join_masks, merge_heads
+from vitrail.layers.attention import Mask, Projected, SelfAttention, attention, join_masks, merge_heads
 from vitrail.layers.positions import Grid
 from vitrail.models.base.checkpoint_side import TensorTransform
 
@@ -109,7 +109,7 @@ class Windows:
         return x.flatten(1, 2)
 
     def regions(self, device: torch.device | None = None) -> Tensor | None:
-        """Whether two tokens of a window are neighbours on the grid, (W, m, m); None if all are."""
+        """Whether two tokens of a window are neighbors on the grid, (W, m, m); None if all are."""
         if not any(self.shift):
             return None
         sides = [extent + more for extent, more in zip(self.grid, self.padding, strict=True)]
@@ -201,7 +201,7 @@ class WindowAttention(SelfAttention):
     """Self-attention within windows of a grid, with a bias by position: (B, n, D) → (B, n, D).
 
     A grid smaller than a window is one window. Of two blocks, the second one usually shifts its windows by half their
-    size, so that neighbours across a border meet. Attention maps are those of the windows: (B·W, H, m, m).
+    size, so that neighbors across a border meet. Attention maps are those of the windows: (B·W, H, m, m).
     """
 
     def __init__(
@@ -225,9 +225,7 @@ class WindowAttention(SelfAttention):
         halves = [side // 2 if self.shifted and extent > side else 0 for side, extent in zip(size, grid, strict=True)]
         return Windows(grid, size, (halves[0], halves[1]))
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         """q, k, v of all windows, (B·W, H, m, K), and the bias by position, hidden between regions."""
         if grid is None or grid[0] * grid[1] != x.shape[1]:
             raise ConfigError(f"grid {grid} for {x.shape[1]} tokens; expected (rows, columns) of as many tokens")
@@ -242,12 +240,9 @@ class WindowAttention(SelfAttention):
             return q, k, v, added.repeat(q.shape[0] // len(added), 1, 1, 1)
         return q, k, v, None if by_place is None else by_place[None]
 
-    def forward(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> Tensor:
-        q, k, v, mask = self.project(x, grid, mask, queries)
+    def forward(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Tensor:
+        y = merge_heads(self.attend(*self.project(x, grid, mask, queries)))
         assert grid is not None
-        y = merge_heads(attention(q, k, v, mask, self.dropout if self.training else 0.0))
         return self.cut(grid).join(self.proj(y))
 
 
@@ -265,9 +260,7 @@ class WindowMixing(nn.Module):
 class MaskedWindowAttention(WindowAttention):
     """Attention within windows, in which no token attends to the padding of its window."""
 
-    def project(
-        self, x: Tensor, grid: Grid | None = None, mask: Tensor | None = None, queries: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x: Tensor, grid: Grid | None = None, mask: Mask = None, queries: int | None = None) -> Projected:
         q, k, v, mask = super().project(x, grid, mask, queries)
         assert grid is not None
         windows = self.cut(grid)

@@ -36,7 +36,7 @@ class LayerSizes:
         return nn.LayerNorm(self.width, NORM_EPS)
 
     def make_final_norm(self) -> nn.Module:
-        """After a stack: the last pre-norm layer leaves its sum unnormalised, a post-norm layer does not."""
+        """After a stack: the last pre-norm layer leaves its sum unnormalized, a post-norm layer does not."""
         return self.make_norm() if self.pre_norm else nn.Identity()
 
     def make_self_attention(self, *, causal: bool) -> TextSelfAttention:

@@ -257,4 +257,4 @@ PRESETS = Presets(
         "lstm_luong_cpu": replace(CPU, attention="luong"),
     }
 )
-FAMILY = Family(name="seq2seq", config=Seq2SeqConfig, build=Seq2Seq, presets=PRESETS)
+FAMILY = Family("seq2seq", Seq2SeqConfig, Seq2Seq, PRESETS)

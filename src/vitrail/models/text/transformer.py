@@ -224,4 +224,4 @@ PRESETS = Presets(
         ),
     }
 )
-FAMILY = Family(name="transformer", config=TransformerConfig, build=Transformer, presets=PRESETS)
+FAMILY = Family("transformer", TransformerConfig, Transformer, PRESETS)
