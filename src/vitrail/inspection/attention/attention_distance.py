@@ -108,8 +108,6 @@ def draw_attention_distance(
     distances: NDArray[Any], *, images: int, image_size: tuple[int, int], even: float
 ) -> CaptionedFigure:
     """Plot one dot per head, the mean over heads and the distance `even` of uniform attention: (L, H)."""
-    if distances.ndim != 2 or not distances.size:
-        raise ConfigError(f"distances have shape {distances.shape}; expected (layers, heads), at least one of each")
     counts = (~np.isnan(distances)).sum(-1)
     means = np.divide(np.nansum(distances, -1), counts, out=np.full(len(counts), np.nan), where=counts > 0)
     layers, heads = distances.shape

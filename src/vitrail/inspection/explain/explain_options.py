@@ -95,7 +95,7 @@ def resolve_options(
 ) -> ExplainOptions:
     """Check the options against the model and resolve layer, head and class to numbers."""
     method, layer, head, of_class = options.method, options.layer, options.head, options.of_class
-    if method in METHODS_OF_SEVERAL_IMAGES:
+    if str(method) in METHODS_OF_SEVERAL_IMAGES:
         raise ConfigError(f"method {str(method)!r} is of several images; use `Explainer.{method}` with a list of them")
     if method not in EXPLAIN_METHODS:
         raise unknown_name_error("method", method, EXPLAIN_METHODS)
