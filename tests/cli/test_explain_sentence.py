@@ -104,7 +104,7 @@ def test_wrong_options_are_one_line(
 
 def test_a_layer_that_the_model_does_not_have(vitrail_: Run, translator: Path, tmp_path: Path) -> None:
     result = vitrail_("explain", translator, "--sentence", "x", "--layer", "2", "-o", tmp_path / "out")
-    assert (result.code, result.err) == (2, "vitrail: --layer is 2; expected 0 to 1, or -1 for the last\n")
+    assert (result.code, result.err) == (2, "vitrail: --layer is 2; expected 0 to 1, or -1 for the last: there are 2\n")
     assert not (tmp_path / "out").exists()
 
 

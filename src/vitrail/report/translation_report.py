@@ -13,8 +13,9 @@ from vitrail.base.errors import ConfigError
 from vitrail.base.figures import CaptionedFigure, FigureFile, FigureFolder, new_figure
 from vitrail.base.files import make_writable_folder, refuse_existing_outputs
 from vitrail.base.text import TableCells, escape_unprintable
+from vitrail.inspection.attention.capture import resolve_index
 from vitrail.inspection.sentences.beam_tree import draw_beam_tree
-from vitrail.inspection.sentences.sentence_attention import MapKind, SentenceAttention, read_sentence, resolve_index
+from vitrail.inspection.sentences.sentence_attention import MapKind, SentenceAttention, read_sentence
 from vitrail.inspection.sentences.sentence_figures import (
     KIND_NAMES,
     MapHead,
@@ -175,7 +176,7 @@ def render_translation_page(explained: ExplainedSentence) -> str:
         kinds: tuple[MapKind, ...] = ("encoder", "decoder")
         markup = "".join(panels[kind].markup for kind in kinds if kind in panels)
         sections.append(PageSection(title="Self-attention", figures=[by_name["self-attention"]], markup=markup))
-    sections.append(PageSection(title="Model", table=build_model_table(explained)))
+    sections.append(PageSection(title="Model", table=build_text_model_table(explained)))
     return render_page(
         read.translation or "An empty translation",
         f"{read.sentence}\n\n{capitalise(explained.verdict)}.",
@@ -216,7 +217,7 @@ def build_panel(explained: ExplainedSentence, kind: MapKind, number: int) -> Lin
         data["attention"] = np.rint(1000 * maps).astype(int).tolist()
         data["notes"] = [[describe_choice(explained, kind, layer, head) for head in names] for layer in range(layers)]
         layer = clamp_layer(explained.layer, layers) % layers
-        chosen = heads if explained.head == "mean" else resolve_index("head", explained.head, heads)
+        chosen = heads if explained.head == "mean" else resolve_index(explained.head, heads, "`head`")
         choices.append(render_select("layer", [str(each) for each in range(layers)], layer))
         choices.append(render_select("head", [str(each) for each in names], chosen))
     if kind == "cross":
@@ -287,7 +288,7 @@ def build_beam_table(read: SentenceAttention) -> TableCells:
     return ("score", "text that the search finished"), rows, "rl"
 
 
-def build_model_table(explained: ExplainedSentence) -> TableCells:
+def build_text_model_table(explained: ExplainedSentence) -> TableCells:
     layers, heads = explained.read.layers_and_heads
     rows = [
         ("model", explained.model),

@@ -159,5 +159,3 @@ def test_figure_with_a_head_of_nan() -> None:
     axes = figure.draw().axes[0]
     assert np.allclose(np.asarray(axes.lines[0].get_ydata()), [1, 4])
     assert axes.get_ylim()[1] > 7.5
-    with pytest.raises(ConfigError, match=r"\(layers, heads\)"):
-        draw_attention_distance(np.ones(3), images=1, image_size=(8, 8), even=3.0)

@@ -124,13 +124,6 @@ def test_caption_of_a_misleading_map() -> None:
     assert expected in draw_removal_curves(shares, most, least, most, removal_method="left out").caption
 
 
-def test_curves_of_wrong_shape_are_an_error() -> None:
-    good, shares = np.zeros((4, 3)), np.arange(3) / 3
-    for most, least, chance in ((good, good[:3], good), (good, good, good[:, :2]), (good[0], good, good)):
-        with pytest.raises(ConfigError, match=r"expected \(images, shares\)$"):
-            draw_removal_curves(shares, most, least, chance, removal_method="left out")
-
-
 @pytest.mark.parametrize("case", ATTENTION_CASES)
 def test_models_that_can_drop_tokens(case: str) -> None:
     model = make_attention_model(case)

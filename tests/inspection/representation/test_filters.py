@@ -135,5 +135,3 @@ def test_wrong_shapes_are_errors() -> None:
         principal_filters(np.ones((4, 3)))
     with pytest.raises(ConfigError, match="0 components"):
         principal_filters(np.ones((4, 3, 2, 2)), count=0)
-    with pytest.raises(ConfigError, match="as from principal_filters"):
-        draw_filters(np.ones((4, 3, 2, 2)), np.ones(3))

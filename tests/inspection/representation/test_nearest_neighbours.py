@@ -12,7 +12,7 @@ from support.toy_datasets import write_image
 import vitrail
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.style import PALETTE, RED
-from vitrail.inspection.representation.nearest_neighbours import MostSimilar, NeighbourSearch, normalise_rows
+from vitrail.inspection.representation.nearest_neighbours import MostSimilar, NeighbourSearch, scale_to_unit_length
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -44,7 +44,7 @@ def store(model: Any, photos: Path, path: Path, **kind: Any) -> list[Path]:
 @pytest.mark.parametrize("chunk", [1, 3, 50])
 def test_most_similar_equal_a_direct_sort(chunk: int) -> None:
     rng = np.random.default_rng(0)
-    queries, bank = (normalise_rows(rng.normal(size=(rows, 6)).astype(np.float32)) for rows in (4, 50))
+    queries, bank = (scale_to_unit_length(rng.normal(size=(rows, 6)).astype(np.float32)) for rows in (4, 50))
     bank[7] = bank[3]  # a tie
     found = MostSimilar(queries, 5)
     for start in range(0, len(bank), chunk):
@@ -62,7 +62,7 @@ def names(search: NeighbourSearch) -> list[list[str]]:
 def test_neighbours_of_images(model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, progress = store(model, photos, tmp_path / "features.npy"), list[int]()
     search = vitrail.find_neighbours(model, [paths[0], "example:cat"], photos, k=3, batch=2, progress=progress.append)
-    features = normalise_rows(vitrail.Predictor(model).features_all([*paths, "example:cat"]))
+    features = scale_to_unit_length(vitrail.Predictor(model).features_all([*paths, "example:cat"]))
     others = np.argsort(-(features[0] @ features[:-1].T), kind="stable")
     assert others[0] == 0, "the image itself, which is left out"
     assert names(search)[0] == [str(paths[n]) for n in others[1:4]]
@@ -86,7 +86,7 @@ def test_neighbours_of_images(model: Any, photos: Path, tmp_path: Path, monkeypa
 def test_kind_of_stored_features_is_found(model: Any, photos: Path, tmp_path: Path) -> None:
     paths = store(model, photos, tmp_path / "mean.npy", kind="mean")
     found = vitrail.find_neighbours(model, [paths[2]], tmp_path / "mean.npy", k=1)
-    features = normalise_rows(vitrail.Predictor(model).features_all(paths, "mean"))
+    features = scale_to_unit_length(vitrail.Predictor(model).features_all(paths, "mean"))
     assert names(found)[0] == [str(paths[np.argsort(-(features[2] @ features.T))[1]])]
     np.save(tmp_path / "mean.npy", -np.load(tmp_path / "mean.npy"))
     with pytest.raises(DataError, match=r"holds other features of .* than this model computes"):

@@ -105,3 +105,15 @@ def test_bad_input() -> None:
         draw_patch_pca(torch.nn.Conv2d(3, 1, 3), [random_array(32, 32, 3)], preprocessing=HOW)
     with pytest.raises(VitrailError, match="NaN"):
         colour_patches(np.full((1, 3, 3, 4), np.nan))
+
+
+def test_explainer_draws_the_same_figure_and_says_where_its_methods_are() -> None:
+    explainer = vitrail.Explainer("cct_cifar10")
+    given = ["example:cat", "example:rocket"]
+    expected = vitrail.draw_patch_pca("cct_cifar10", given, foreground=True)
+    np.testing.assert_array_equal(explainer.pca(given, foreground=True).arrays["colours"], expected.arrays["colours"])
+    found = explainer.neighbours(given, [*given, "example:coffee"], k=1)
+    assert len(found.neighbours) == 2
+    method: Any = "pca"
+    with pytest.raises(ConfigError, match=r"^method 'pca' is of several images; use `Explainer.pca` with a list"):
+        explainer.explain("example:cat", method)

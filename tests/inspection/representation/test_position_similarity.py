@@ -162,5 +162,3 @@ def test_caption_says_how_many_tiles_are_shown() -> None:
     assert "3×16 evenly spaced tiles of 3×20 are shown" in figure.caption
     axes = figure.draw().axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()][:3] == ["0", "3", "5"]
-    with pytest.raises(ConfigError, match=r"\(h, w, h, w\)"):
-        draw_position_similarity(similarity[:2])

@@ -5,7 +5,6 @@ import pytest
 from numpy.typing import NDArray
 from support.figure_checks import check_figure
 
-from vitrail.base.errors import ConfigError
 from vitrail.inspection.representation.token_statistics import (
     compute_token_cosines,
     draw_class_distillation_similarity,
@@ -102,10 +101,3 @@ def test_figure_of_similarity(cosines: NDArray[np.float64]) -> None:
     assert np.allclose(np.asarray(axes.lines[0].get_ydata()), cosines)
     assert axes.get_ylim()[0] < cosines.min()
     assert f"{cosines[0]:.2f} at the start, {cosines[-1]:.2f} at the end" in figure.caption
-
-
-def test_wrong_shapes_are_errors() -> None:
-    with pytest.raises(ConfigError, match=r"1 \+ 2·3 = 7 tokens"):
-        draw_token_norms(np.ones((2, 2, 6)), ["class"], (2, 3))
-    with pytest.raises(ConfigError, match=r"\(states,\)"):
-        draw_class_distillation_similarity(np.ones((2, 2)))

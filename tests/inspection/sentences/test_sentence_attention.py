@@ -78,7 +78,7 @@ def test_layers_and_heads_are_selected() -> None:
     np.testing.assert_array_equal(read.select_map("cross", -1), words[1].mean(0))
     assert describe_map(read, -1, "mean") == "layer 1, mean of 2 heads"
     assert describe_map(read, 0, -1) == "layer 0, head 1"
-    with pytest.raises(ConfigError, match=r"^`layer` is 2; expected 0 to 1, or -1 for the last$"):
+    with pytest.raises(ConfigError, match=r"^`layer` is 2; expected 0 to 1, or -1 for the last: there are 2$"):
         read.select_map("cross", 2)
     with pytest.raises(ConfigError, match=r"^`head` is -3; expected 0 to 1"):
         read.select_map("cross", 0, -3)

@@ -5,14 +5,13 @@ import pytest
 import torch
 from support.toy_translators import make_translator
 
+from vitrail.inspection.attention.attention_distance import correlate_ranks, rank_values
 from vitrail.inspection.sentences.sentence_attention import read_sentence
 from vitrail.inspection.sentences.word_occlusion import (
     AttentionAgreement,
     WordOcclusion,
     compare_with_occlusion,
-    correlate_ranks,
     occlude_words,
-    rank_values,
 )
 from vitrail.predict.translator import Translator
 

@@ -90,22 +90,24 @@ def rank_values(values: NDArray[Any]) -> NDArray[Any]:
     return (np.cumsum(count) - (count + 1) / 2)[which]
 
 
+def correlate_ranks(one: NDArray[Any], other: NDArray[Any]) -> float | None:
+    """Spearman's rank correlation; None if all values of one are equal."""
+    a, b = (rank_values(each) - (len(each) - 1) / 2 for each in (one, other))
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale else None
+
+
 def correlate_ranks_with_depth(values: NDArray[Any]) -> float:
     """Spearman correlation of a value per layer with depth, NaN if the value is constant: (L,) → ()."""
     values = values[~np.isnan(values)]
-    a, b = rank_values(values), np.arange(len(values), dtype=np.float64)
-    if len(values) < 2 or np.ptp(a) == 0:
-        return float("nan")
-    a, b = a - a.mean(), b - b.mean()
-    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+    correlation = correlate_ranks(values, np.arange(len(values)))
+    return float("nan") if correlation is None else correlation
 
 
 def draw_attention_distance(
     distances: NDArray[Any], *, images: int, image_size: tuple[int, int], even: float
 ) -> CaptionedFigure:
     """Plot one dot per head, the mean over heads and the distance `even` of uniform attention: (L, H)."""
-    if distances.ndim != 2 or not distances.size:
-        raise ConfigError(f"distances have shape {distances.shape}; expected (layers, heads), at least one of each")
     counts = (~np.isnan(distances)).sum(-1)
     means = np.divide(np.nansum(distances, -1), counts, out=np.full(len(counts), np.nan), where=counts > 0)
     layers, heads = distances.shape

@@ -33,6 +33,7 @@ METHOD_NAMES: dict[ExplainMethod, str] = {
     "pool": "weights of the attention pool",
     "norms": "token norms",
 }
+METHODS_OF_SEVERAL_IMAGES = ("pca", "neighbours")  # methods of the explainer
 HEAD_TOKEN = "head"  # the tokens that the classifier's head reads
 
 
@@ -94,6 +95,8 @@ def resolve_options(
 ) -> ExplainOptions:
     """Check the options against the model and resolve layer, head and class to numbers."""
     method, layer, head, of_class = options.method, options.layer, options.head, options.of_class
+    if str(method) in METHODS_OF_SEVERAL_IMAGES:
+        raise ConfigError(f"method {str(method)!r} is of several images; use `Explainer.{method}` with a list of them")
     if method not in EXPLAIN_METHODS:
         raise unknown_name_error("method", method, EXPLAIN_METHODS)
     if method != "norms" and model.no_maps_reason:

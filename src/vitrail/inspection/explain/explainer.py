@@ -1,8 +1,8 @@
 """Explain a prediction: attention rollout, attention per layer and head, relevance for a class, token norms."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -52,6 +52,10 @@ from vitrail.models.parts.windows import TokenWindows, Windows
 from vitrail.opening import GivenPreprocessing, open_torch_model
 from vitrail.predict.predictions import ClassProbability, predictions_from_logits, softmax
 from vitrail.predict.predictor import Predictor
+
+if TYPE_CHECKING:
+    from vitrail.base.figures import CaptionedFigure
+    from vitrail.inspection.representation.nearest_neighbours import NeighbourSearch
 
 
 class Explainer:
@@ -137,6 +141,32 @@ class Explainer:
         return self.explain_resolved(
             image, self.resolve_options(options), str(image) if isinstance(image, str | Path) else "image"
         )
+
+    def pca(
+        self, images: Iterable[Any], *, names: Sequence[str] | None = None, foreground: bool = False, batch: int = 4
+    ) -> "CaptionedFigure":
+        """Color the patches of up to 64 images by the first three principal components of all their features.
+
+        `foreground` leaves out the background, found by the first component.
+
+        >>> figure = vitrail.Explainer("cct_cifar10").pca(["example:cat", "example:rocket"])
+        >>> figure.arrays["colours"].shape  # images, rows and columns of patches, RGB
+        (2, 8, 8, 3)
+        """
+        from vitrail.inspection.representation.patch_pca import draw_patch_pca
+
+        return draw_patch_pca(self.loaded, images, names=names, foreground=foreground, batch=batch)
+
+    def neighbours(
+        self, images: Iterable[Any], data: Any, *, k: int = 5, progress: Callable[[int], object] | None = None
+    ) -> "NeighbourSearch":
+        """Find the k images of `data` that are most similar to each image; see `find_neighbours` for what they may be.
+
+        >>> found = vitrail.Explainer("vit_fashion").neighbours(["example:cat"], "photos", k=3)  # doctest: +SKIP
+        """
+        from vitrail.inspection.representation.nearest_neighbours import find_neighbours
+
+        return find_neighbours(self.loaded, images, data, k=k, progress=progress)
 
     def resolve_options(self, options: ExplainOptions) -> ExplainOptions:
         """Check the options against the model and resolve layer, head and class to numbers."""

@@ -104,12 +104,6 @@ def draw_removal_curves(
 ) -> CaptionedFigure:
     """Plot the class probability (B, K) by share (K,) of removed patches, for three orders of removal."""
     curves = {"least": least, "chance": chance, "most": most}
-    for name, values in curves.items():
-        if values.ndim != 2 or not values.size or values.shape != (len(most), *shares.shape):
-            raise ConfigError(
-                f"{name} has shape {values.shape} for {shares.shape} shares and {len(most)} images;"
-                " expected (images, shares)"
-            )
     images, largest = len(most), int(np.abs((least - most).mean(0)).argmax())
     styles = (
         ("least", "least attended first", BLUE, "o-"),

@@ -286,14 +286,14 @@ class MostSimilar:
 
     def add(self, indices: NDArray[np.int64], features: NDArray[np.float32]) -> None:
         """Compare features (n, D) with the queries; memory is bounded by Q·(n + count) numbers."""
-        similarities = np.concatenate([self.similarities, self.queries @ normalise_rows(features).T], axis=1)
+        similarities = np.concatenate([self.similarities, self.queries @ scale_to_unit_length(features).T], axis=1)
         places = np.concatenate([self.indices, np.broadcast_to(indices, (len(self.queries), len(indices)))], axis=1)
         order = np.argsort(-similarities, axis=1, kind="stable")[:, : self.count]
         self.similarities = np.take_along_axis(similarities, order, 1)
         self.indices = np.take_along_axis(places, order, 1)
 
 
-def normalise_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
+def scale_to_unit_length(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Divide each row by its length."""
     return features / np.maximum(np.linalg.norm(features, axis=-1, keepdims=True), 1e-12)
 
@@ -329,7 +329,7 @@ def find_neighbours(
     prepare = partial(decode_for_model, preprocessing=loaded.preprocessing)
     queries, features, failed = compute_query_features(engine, prepare, given, batch)
     queries = [label_by_folder(each, bank.labels) for each in queries]
-    found, skipped = MostSimilar(normalise_rows(features), k + 1), list[str]()
+    found, skipped = MostSimilar(scale_to_unit_length(features), k + 1), list[str]()
 
     def compute(items: Iterable[ImageItem]) -> Any:
         for result in run_pipeline(engine, items, prepare, batch):
@@ -405,7 +405,7 @@ def open_matching_engine(loaded: LoadedModel, bank: ImageBank) -> tuple[Engine, 
         values = each.run(pixels)[0]
         if values.shape != stored.shape:
             raise other_width_error(bank, stored.size, values.size)
-        if float(normalise_rows(values) @ normalise_rows(stored)) > SAME_FEATURES:
+        if float(scale_to_unit_length(values) @ scale_to_unit_length(stored)) > SAME_FEATURES:
             return each, []
     raise DataError(
         f"{bank.name} holds other features of {item.name} than this model computes; expected those of the same model: "

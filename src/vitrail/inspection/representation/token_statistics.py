@@ -52,11 +52,6 @@ def draw_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
     Norms are NaN where a prefix token has not joined yet.
     """
     prefix = len(names)
-    if norms.ndim != 3 or not norms.size or norms.shape[-1] != prefix + grid[0] * grid[1]:
-        raise ConfigError(
-            f"norms have shape {norms.shape}; expected (states, images, tokens) with"
-            f" {prefix} + {grid[0]}·{grid[1]} = {prefix + grid[0] * grid[1]} tokens"
-        )
     prefix_norms, patches = norms[..., :prefix].mean(1), norms[..., prefix:]  # (S, E), (S, B, n)
     outliers = find_norm_outliers(patches)
     share = outliers.mean((1, 2))
@@ -117,8 +112,6 @@ def describe_outliers(share: NDArray[Any]) -> str:
 
 def draw_class_distillation_similarity(cosines: NDArray[Any]) -> CaptionedFigure:
     """Plot the cosine similarity of class and distillation token by depth: (S,)."""
-    if cosines.ndim != 1 or not cosines.size:
-        raise ConfigError(f"cosines have shape {cosines.shape}; expected (states,), at least one")
 
     def draw() -> "Figure":
         figure = new_figure(FIGURE_WIDTH, 3.6)
@@ -179,8 +172,6 @@ def linear_cka(features: Sequence[NDArray[Any]] | NDArray[Any]) -> NDArray[Any]:
 
 def draw_cka(matrix: NDArray[Any]) -> CaptionedFigure:
     """Heat map of the CKA between all states: (S, S)."""
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ConfigError(f"the CKA matrix has shape {matrix.shape}; expected (states, states), at least one")
     undefined = [str(state) for state in range(len(matrix)) if np.isnan(matrix[state, state])]
 
     def draw() -> "Figure":

@@ -63,11 +63,6 @@ def filter_to_image(component: NDArray[Any]) -> NDArray[Any]:
 
 def draw_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFigure:
     """Plot the components as images, each scaled separately, with their shares of variance: (k, C, P, Q), (k,)."""
-    if components.ndim != 4 or not len(components) or shares.shape != components.shape[:1]:
-        raise ConfigError(
-            f"components have shape {components.shape} and shares {shares.shape};"
-            " expected (k, channels, rows, columns) and (k,), as from principal_filters"
-        )
     count, channels, p, q = components.shape
     columns = min(count, FILTERS_PER_ROW)
     rows = -(-count // columns)
@@ -154,8 +149,6 @@ def tile_maps(tiles: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[
 
 def draw_position_similarity(similarity: NDArray[Any]) -> CaptionedFigure:
     """Plot one small map per patch, arranged like the patches: (h, w, h, w)."""
-    if similarity.ndim != 4 or similarity.shape[:2] != similarity.shape[2:]:
-        raise ConfigError(f"similarities have shape {similarity.shape}; expected (h, w, h, w) of one grid")
     h, w = similarity.shape[:2]
     rows, columns = evenly_spaced_indices(h, MAX_TILES), evenly_spaced_indices(w, MAX_TILES)
     joined, row_centres, column_centres = tile_maps(similarity[np.ix_(rows, columns)])

@@ -19,7 +19,7 @@ from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.batches import TokenRows
 from vitrail.data.text.tokenizer import TextTokenizer
-from vitrail.inspection.sentences.sentence_attention import SentenceWords, compute_maps, make_rows, resolve_index
+from vitrail.inspection.sentences.sentence_attention import SentenceWords, compute_maps, make_rows, select_head
 from vitrail.inspection.sentences.word_attention import compute_cross_attention, find_patch_grid
 from vitrail.layers.positions import Grid
 from vitrail.models.base.text_contract import Memory
@@ -191,8 +191,7 @@ def score_reversal(
         row = make_rows(model, [[*source.ids, tokenizer.end]])
         maps = compute_maps(model, model.encode(row), make_rows(model, [[tokenizer.start, *target.ids]]), row)["cross"]
         assert maps is not None
-        of_layer = maps[resolve_index("layer", layer, len(maps))]
-        chosen = of_layer.mean(0) if head == "mean" else of_layer[resolve_index("head", head, len(of_layer))]
+        chosen = select_head(maps, layer, head)
         words = target.average_pieces(source.sum_pieces(chosen[:-1, :-1]))  # without the end on both sides
         hits += count_anti_diagonal(words)
         tokens += len(words)

@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.base.errors import ConfigError, DataError, VitrailError
+from vitrail.base.errors import DataError, VitrailError
 from vitrail.base.text import format_count
 from vitrail.data.text.tokenizer import SHOWN_SPACE, TextTokenizer
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
+from vitrail.inspection.attention.capture import resolve_index
 from vitrail.models.base.text_contract import Memory, TextModel
 from vitrail.predict.search.beam_search import BeamRecord, BeamTree, beam_search
 from vitrail.predict.search.hypothesis import Hypothesis, Penalty
@@ -171,15 +172,13 @@ class SentenceAttention:
         maps = self.merge_words(kind)
         if maps is None:
             return None
-        of_layer = maps[resolve_index("layer", layer, len(maps))]
-        return of_layer.mean(0) if head == "mean" else of_layer[resolve_index("head", head, len(of_layer))]
+        return select_head(maps, layer, head)
 
 
-def resolve_index(what: str, number: int, count: int) -> int:
-    """A layer or head from 0; -1 is the last."""
-    if not -count <= number < count:
-        raise ConfigError(f"`{what}` is {number}; expected 0 to {count - 1}, or -1 for the last")
-    return number % count
+def select_head(maps: NDArray[Any], layer: int, head: int | Literal["mean"]) -> NDArray[Any]:
+    """The map of one head, or the mean over all heads, of a layer: (L, H, …) → (…)."""
+    of_layer = maps[resolve_index(layer, len(maps), "`layer`")]
+    return of_layer.mean(0) if head == "mean" else of_layer[resolve_index(head, len(of_layer), "`head`")]
 
 
 def read_sentence(

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label
 from vitrail.base.style import FIGURE_WIDTH, LABEL_POINTS, NOTE_POINTS, PALE, SECOND_SHARE_MAP, SHARE_MAP
 from vitrail.base.text import format_count
-from vitrail.inspection.sentences.sentence_attention import MapKind, SentenceAttention, resolve_index
+from vitrail.inspection.attention.capture import resolve_index
+from vitrail.inspection.sentences.sentence_attention import MapKind, SentenceAttention
 from vitrail.inspection.sentences.word_occlusion import WordOcclusion, compare_with_occlusion
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ def describe_map(read: SentenceAttention, layer: int, head: MapHead, kind: MapKi
     """The layer and head of a map, from 0: layer 2, mean of 4 heads."""
     maps = read.find_maps(kind)
     layers, heads = (0, 0) if maps is None else (maps.shape[0], maps.shape[1])
-    number = resolve_index("layer", layer, layers)
+    number = resolve_index(layer, layers, "`layer`")
     if head == "mean":
         return f"layer {number}, mean of {heads} heads" if heads > 1 else f"layer {number}"
-    return f"layer {number}, head {resolve_index('head', head, heads)}"
+    return f"layer {number}, head {resolve_index(head, heads, '`head`')}"
 
 
 def clamp_layer(layer: int, layers: int) -> int:

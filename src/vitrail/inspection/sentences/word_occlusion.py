@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.base.text import format_count
+from vitrail.inspection.attention.attention_distance import correlate_ranks
 from vitrail.inspection.sentences.sentence_attention import SentenceAttention, make_rows
 from vitrail.models.base.text_contract import TextModel
 from vitrail.predict.search.settings import GREEDY
@@ -102,15 +103,3 @@ def compare_with_occlusion(
     ranked = [correlate_ranks(*each) for each in zip(weights, losses, strict=True)]
     known = [each for each in ranked if each is not None]
     return AttentionAgreement(hits, rows, float(np.mean(known)) if known else None)
-
-
-def correlate_ranks(one: NDArray[np.floating], other: NDArray[np.floating]) -> float | None:
-    """Spearman's rank correlation; None if all values of one are equal."""
-    a, b = (rank_values(each) - (len(each) - 1) / 2 for each in (one, other))
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale else None
-
-
-def rank_values(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Ranks from 0; equal values have the mean of their ranks."""
-    return ((values[:, None] > values).sum(1) + (values[:, None] >= values).sum(1) - 1) / 2
