@@ -13,7 +13,7 @@ from support.noisy_weights import add_weight_noise
 
 import vitrail
 from vitrail.base.errors import CheckpointError
-from vitrail.checkpoint.checksums import (
+from vitrail.checkpoint.weight_files import (
     CHECKSUM_KEY,
     add_checksum_to_header,
     checksum_tensors,

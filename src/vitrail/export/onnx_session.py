@@ -135,7 +135,7 @@ def run_onnx_file(model: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]
 
 @contextmanager
 def silence_warnings() -> Generator[None]:
-    """Silence the log messages and warnings of exporters and quantisers about their own internals."""
+    """Silence the log messages and warnings of exporters and quantizers about their own internals."""
     import logging  # slow to import, and not needed to run a model
     import warnings
 

@@ -18,7 +18,6 @@ from vitrail.base.files import check_regular_file, file_checksum, read_text
 from vitrail.base.json_yaml import CHECKSUM_KEY as JSON_CHECKSUM_KEY
 from vitrail.base.json_yaml import parse_json, verify_and_remove_checksum
 from vitrail.base.text import abbreviate_list, format_table, make_printable
-from vitrail.checkpoint.checksums import CHECKSUM_KEY, matches_header_checksum
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_recognition import get_built_in_family
@@ -32,7 +31,7 @@ from vitrail.checkpoint.reading import (
 )
 from vitrail.checkpoint.run_files import CHECKPOINTS_FOLDER, MODEL_FOLDER, is_run_folder
 from vitrail.checkpoint.weight_adaptation import CHANGEABLE_FIELDS, format_fields
-from vitrail.checkpoint.weight_files import read_weight_file
+from vitrail.checkpoint.weight_files import CHECKSUM_KEY, matches_header_checksum, read_weight_file
 from vitrail.checkpoint.weight_folders import CONFIG_FILE, find_weight_files
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.inspection.summary import format_megabytes, format_shape

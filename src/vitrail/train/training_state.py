@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from vitrail.base.errors import CheckpointError, describe_error
 from vitrail.base.files import check_regular_file, write_atomically
 from vitrail.base.json_yaml import parse_json
-from vitrail.checkpoint.checksums import CHECKSUM_KEY, add_checksum_to_header, matches_header_checksum
+from vitrail.checkpoint.weight_files import CHECKSUM_KEY, add_checksum_to_header, matches_header_checksum
 
 HEADER_KEY = "vitrail-training"
 

@@ -79,7 +79,7 @@ def read_palette(contents: RawContents) -> Tensor:
     except (ValueError, TypeError, RuntimeError, OverflowError):
         palette = torch.empty(0)
     if palette.ndim != 2 or palette.shape[1] != 3 or not palette.isfinite().all():
-        raise CheckpointError(f"{PALETTE_KEY!r} of {PREPROCESSOR_FILE} is not a list of colours of 3 numbers each")
+        raise CheckpointError(f"{PALETTE_KEY!r} of {PREPROCESSOR_FILE} is not a list of colors of 3 numbers each")
     return palette
 
 

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from vitrail.base.errors import CheckpointError
 from vitrail.base.files import make_folder, write_atomically, write_text
-from vitrail.checkpoint.checksums import add_checksum_to_header, matches_header_checksum
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.layout import Layout, TranslatedCheckpoint
-from vitrail.checkpoint.weight_files import RawContents
+from vitrail.checkpoint.weight_files import RawContents, add_checksum_to_header, matches_header_checksum
 from vitrail.checkpoint.weight_folders import CONFIG_FILE, WEIGHT_FILES
 
 DESCRIPTION_KEY = "vitrail"  # in the header of the weights

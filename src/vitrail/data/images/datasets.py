@@ -165,7 +165,7 @@ class TorchDatasetAdapter:
         names = read_attribute(dataset, "classes") or read_attribute(inner, "classes") or ()
         targets = find_targets(dataset)
         self.has_labels = need_classes or targets is not None or self.has_label(0)
-        names = names if self.has_labels else ()  # torchvision's STL10 names classes, but its unlabelled part has none
+        names = names if self.has_labels else ()  # torchvision's STL10 names classes, but its unlabeled part has none
         self.class_limit = len(names) or MAX_CLASSES
         self.labels = (
             np.full(len(dataset), UNKNOWN_LABEL)
@@ -183,7 +183,7 @@ class TorchDatasetAdapter:
 
     def source(self, index: int) -> Any:
         if not self.has_labels:
-            return self.read_unlabelled_image(index)
+            return self.read_unlabeled_image(index)
         expected = "expected (image, label), the label a whole number"
         try:
             image, label = self.dataset[index][:2]
@@ -197,7 +197,7 @@ class TorchDatasetAdapter:
         self.labels[index] = label
         return image
 
-    def read_unlabelled_image(self, index: int) -> Any:
+    def read_unlabeled_image(self, index: int) -> Any:
         try:
             item = self.dataset[index]
             return item[0] if isinstance(item, tuple | list) else item
