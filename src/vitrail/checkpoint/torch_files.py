@@ -118,13 +118,7 @@ class TensorLocation:
         return prod(self.shape) * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class TorchContents:
-    """The tensors of a file, the key under which they were, and all other keys."""
-
-    tensors: dict[str, Tensor]
-    wrapper: str
-    other_keys: tuple[str, ...]
+TorchContents = dict[str, Any]  # `tensors` of a file, `wrapper`, the key under which they were, `other_keys`
 
 
 def read_torch_zip(
@@ -203,7 +197,7 @@ class TorchPickleReader:
         """Stand-ins for the names that plain checkpoints need; any other name is refused."""
         rebuilds: dict[str, Callable[..., Any]] = {
             "_utils._rebuild_tensor": self.locate_tensor,
-            "_utils._rebuild_tensor_v2": self.locate_tensor_v2,
+            "_utils._rebuild_tensor_v2": lambda *given: self.locate_tensor(*given[:4]),
             "_utils._rebuild_tensor_v3": self.locate_tensor_v3,
             "_utils._rebuild_parameter": unwrap_parameter,
             "_utils._rebuild_parameter_with_state": unwrap_parameter,
@@ -212,7 +206,7 @@ class TorchPickleReader:
         }
         calls: dict[str, Callable[..., Any]] = {
             "collections.OrderedDict": self.make_ordered_dict,
-            "collections.Counter": make_counter,
+            "collections.Counter": lambda *_: OrderedDictStandIn(),
             "argparse.Namespace": NamespaceStandIn,
             "torch.Size": make_torch_size,
             "torch._tensor._rebuild_from_type_v2": self.locate_typed_tensor,
@@ -281,11 +275,6 @@ class TorchPickleReader:
             raise PickleError(f"describes more values than it holds: tensors of more than {self.max_bytes} bytes")
         return location
 
-    def locate_tensor_v2(
-        self, storage: Any, offset: Any, shape: Any, stride: Any, _gradient: Any, _hooks: Any, _metadata: Any = None
-    ) -> Any:
-        return self.locate_tensor(storage, offset, shape, stride)
-
     def locate_tensor_v3(
         self, storage: Any, offset: Any, shape: Any, stride: Any, _gradient: Any, _hooks: Any, dtype: Any, *_: Any
     ) -> Any:
@@ -339,7 +328,8 @@ class TorchPickleReader:
             if byte_order != sys.byteorder:
                 loaded[key].byteswap(self.storages[key].dtype)
         tensors = unshare_storages({name: make_tensor(each, loaded) for name, each in locations.items()})
-        return TorchContents(tensors, wrapper, tuple(str(key) for key in data if key != wrapper) if wrapper else ())
+        others = tuple(str(key) for key in data if key != wrapper) if wrapper else ()
+        return {"tensors": tensors, "wrapper": wrapper, "other_keys": others}
 
 
 def find_state_dict_key(data: Mapping[Any, Any]) -> str:
@@ -369,10 +359,6 @@ def make_torch_size(lengths: Any = ()) -> Any:
     if not is_shape(lengths):
         raise PickleError("makes a torch.Size of something that is not a shape")
     return lengths
-
-
-def make_counter(_entries: Any = None) -> OrderedDictStandIn:
-    return OrderedDictStandIn()
 
 
 def unwrap_parameter(data: Any, *_: Any) -> Any:

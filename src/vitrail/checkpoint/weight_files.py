@@ -132,7 +132,7 @@ def read_weight_file(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
         if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
             return read_safetensors(path, file, size)
         if start[:1] == b"\x80":
-            return RawContents(path=path, kind="pickle", **vars(read_legacy_torch_file(path, file, size, parts)))
+            return RawContents(path=path, kind="pickle", **read_legacy_torch_file(path, file, size, parts))
     if detect_image_format(start) is not None:
         raise image_as_model_error(path)
     kinds = (kind for signature, kind in OTHER_FILE_SIGNATURES.items() if start.startswith(signature))
@@ -177,7 +177,7 @@ def read_torch_or_npz_zip(path: Path, file: IO[bytes], size: int, parts: tuple[s
         check_zip_entries(path, file, size, archive)
         if any(name.endswith(".npy") for name in archive.namelist()):
             return RawContents(path=path, kind="npz", tensors=read_npz_arrays(path, archive))
-        return RawContents(path=path, kind="pickle", **vars(read_torch_zip(path, file, size, archive, parts)))
+        return RawContents(path=path, kind="pickle", **read_torch_zip(path, file, size, archive, parts))
 
 
 @contextmanager

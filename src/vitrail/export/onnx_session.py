@@ -66,7 +66,11 @@ def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str
     # a daemon thread: opening computes constants, which may take hours
     opener = SessionOpener(model, threads)
     opener.start()
-    add_checksums(found, checked)
+    for file in checked:
+        try:
+            found[file.name] = file_checksum(file)
+        except OSError as error:
+            found[file.name] = describe_error(error)  # never equal to a checksum
     opener.join(TIMEOUT_SECONDS)
     for path in checked:
         if found.get(path.name) != checksums[path.name]:
@@ -97,14 +101,6 @@ class SessionOpener(Thread):
             self.session = open_session(self.model, self.threads)
         except Exception as error:  # ONNX Runtime has a class per reason
             self.failure = error
-
-
-def add_checksums(checksums: dict[str, str], files: Sequence[Path]) -> None:
-    for file in files:
-        try:
-            checksums[file.name] = file_checksum(file)
-        except OSError as error:
-            checksums[file.name] = describe_error(error)  # never equal to a checksum
 
 
 def run_with_timeout(

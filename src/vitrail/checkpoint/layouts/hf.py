@@ -1,6 +1,5 @@
 """transformers: folders of ViT, DeiT and DINOv2, with the names on disk and those in memory since v5."""
 
-import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.base.errors import CheckpointError
-from vitrail.base.files import make_folder, write_text
+from vitrail.base.files import make_folder, write_json
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_recognition import (
@@ -238,9 +237,6 @@ def fields_from_processor(processor: Mapping[str, Any] | None, source: SourceNam
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
     if layout.get_typed_field(processor, "do_normalize", bool, True) is False:
         fields |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    share = layout.get_typed_field(processor, "crop_pct", float, 0.0)
-    if share and resized is not None:  # of the short side if it is less than 384, as in ConvNeXt
-        fields |= {"crop": share, "fit": "short_side"} if resized[0] < 384 else {"crop": 1.0, "fit": "squash"}
     supported = {"do_resize": (True,), "do_rescale": (True,), "resample": (2, 3), "rescale_factor": (1 / 255,)}
     for name, values in supported.items():
         if processor.get(name, values[0]) not in values:
@@ -281,8 +277,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     else:
         (path / PREPROCESSOR_FILE).unlink(missing_ok=True)  # left by another model
     for name, data in texts.items():
-        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-        write_text(path / name, text)
+        write_json(path / name, data)
     return source.assumed
 
 
