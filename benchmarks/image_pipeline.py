@@ -27,7 +27,7 @@ from timm.data.auto_augment import rand_augment_transform
 from torchvision import transforms
 
 from vitrail.base.text import format_table
-from vitrail.data.images.augment.augmentations import augment_image, normalise
+from vitrail.data.images.augment.augmentations import augment_image, normalize
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.decoding import jpeg
 from vitrail.data.images.preprocessing import Preprocessing
@@ -47,7 +47,7 @@ def vitrail_epoch(augmentation: Augmentation) -> Epoch:
         for at in range(0, len(files), BATCH):
             pairs = zip(files[at : at + BATCH], own[at : at + BATCH], strict=True)
             pixels = torch.stack([augment_image(file, augmentation, PREPROCESSING, key) for file, key in pairs])
-            normalise(pixels, PREPROCESSING)
+            normalize(pixels, PREPROCESSING)
 
     return epoch
 

@@ -167,7 +167,7 @@ def test_training_knows_no_images() -> None:
     for path in (PACKAGE / "train").glob("*.py"):
         known = {name for name in list_imports(path) if name.startswith(("vitrail.data", "vitrail.evaluation"))}
         assert known <= allowed, path
-        assert not re.search(r"\b(?:top1|mixup|cutmix|smoothing|normalise|pixels)\b", path.read_text("utf-8")), path
+        assert not re.search(r"\b(?:top1|mixup|cutmix|smoothing|normali[sz]e|pixels)\b", path.read_text("utf-8")), path
 
 
 LAYOUT_PLACES = (PACKAGE / "checkpoint", PACKAGE / "cli" / "convert.py")  # where a literal may be the name of a layout
@@ -230,7 +230,7 @@ def test_a_new_family_is_one_file_and_one_line(monkeypatch: pytest.MonkeyPatch, 
             assert torch.equal(checkpoint.model(images), model(images))
             report = read(path, image_size=64, classes=5).report
             assert list(report.resized) == ["pos_embed"]
-            assert report.initialised == ("head.weight", "head.bias")
+            assert report.initialized == ("head.weight", "head.bias")
         assert {"stem.weight", "places", "layer1.fc1.bias"} <= torch.load(tmp_path / "theirs.pth").keys()
         with pytest.raises(CheckpointError, match="the family 'toy_family'; expected one of vitrail, torchvision"):
             vitrail.save(model, tmp_path / "file.pth", to="timm")

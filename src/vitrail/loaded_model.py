@@ -78,6 +78,6 @@ class LoadedModel:
         """The model as a torch module; an exported one is wrapped in one, run by ONNX Runtime."""
         if not isinstance(self.model, ExportedModel):
             return self.model
-        from vitrail.export.exported_module import ExportedModule
+        from vitrail.export.torch_modules import ExportedModule
 
         return ExportedModule(self.model)

@@ -19,7 +19,7 @@ from vitrail.base.errors import (
     missing_package_error,
     unknown_name_error,
 )
-from vitrail.export import onnx_file, onnx_session, quantise
+from vitrail.export import onnx_file, onnx_session, quantize
 from vitrail.predict.output import row_formats
 from vitrail.train.callbacks import TensorBoardCallback, TrainingStart
 
@@ -164,7 +164,7 @@ def start_tensorboard() -> None:
         (onnx_file.check_onnx_packages, "onnxscript", "export"),
         (onnx_file.check_onnx_packages, "onnxruntime", "export"),
         (onnx_session.import_onnxruntime, "onnxruntime", "export"),
-        (quantise.import_onnx, "onnx", "export"),
+        (quantize.import_onnx, "onnx", "export"),
         (row_formats.import_pyarrow, "pyarrow", "embed"),
         (start_tensorboard, "tensorboard", "log"),
     ],

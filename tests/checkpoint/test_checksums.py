@@ -13,12 +13,7 @@ from support.noisy_weights import add_weight_noise
 
 import vitrail
 from vitrail.base.errors import CheckpointError
-from vitrail.checkpoint.checksums import (
-    CHECKSUM_KEY,
-    add_checksum_to_header,
-    checksum_tensors,
-    matches_header_checksum,
-)
+from vitrail.checkpoint.checksums import CHECKSUM_KEY, add_checksum_to_header, checksum_tensors, matches_header_checksum
 
 FIELDS: dict[str, Any] = {"image_size": 16, "patch_size": 8, "depth": 1, "width": 16, "heads": 2, "classes": 3}
 

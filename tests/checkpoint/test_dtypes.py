@@ -102,11 +102,11 @@ def test_quantised_weights_are_refused_in_one_line_that_says_what_to_do(kind: st
     (save_file if suffix == ".safetensors" else torch.save)(tensors, path)
     expected = (
         rf"\.weight has dtype {str(dtype).removeprefix('torch.')}; expected one of float32, float16, bfloat16, "
-        "float64: convert quantised weights with the library that wrote them$"
+        "float64: convert quantized weights with the library that wrote them$"
     )
     with pytest.raises(CheckpointError, match=expected):
         read(path, heads=2)
-    assert "convert quantised weights" in (inspect_file(path, heads=2).reason or "")
+    assert "convert quantized weights" in (inspect_file(path, heads=2).reason or "")
 
 
 @pytest.mark.parametrize("dtype", ["V1", "complex64", "longdouble", "datetime64[s]", "int8", "float16", "str"])
@@ -127,6 +127,6 @@ def test_arrays_of_an_npz_are_never_left_out_for_their_dtype(dtype: str, tmp_pat
     if dtype in ("float16", "str"):
         assert read(tmp_path / "b.npz").model.config.classes == 3
         return
-    with pytest.raises(CheckpointError, match=r"head.* has dtype .*; expected .*: convert quantised weights") as caught:
+    with pytest.raises(CheckpointError, match=r"head.* has dtype .*; expected .*: convert quantized weights") as caught:
         read(tmp_path / "b.npz")
     assert "\n" not in str(caught.value)

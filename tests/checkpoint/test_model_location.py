@@ -74,7 +74,7 @@ def test_weights_are_downloaded_once_by_every_name_of_theirs(tiny_hub: FakeHub) 
 def test_a_restricted_licence_is_said_once_when_weights_are_downloaded(hub: FakeHub) -> None:
     hub.add("timm/vit_base_patch16_224.mae", {"model.safetensors": save(make_tensors())})
     reason = (
-        "vit_base_patch16_224.mae is under the licence cc-by-nc-4.0, which forbids commercial use; read it at https:"
+        "vit_base_patch16_224.mae is under the license cc-by-nc-4.0, which forbids commercial use; read it at https:"
     )
     with pytest.warns(CheckpointWarning, match=reason) as said:
         folder = locate_or_download_checkpoint("vit_base_patch16_224.mae")

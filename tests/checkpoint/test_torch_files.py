@@ -94,8 +94,8 @@ OTHER_VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "expanded often": (lambda: dict.fromkeys("abcdefghijk", torch.ones(2**22)), r"describes more values than it holds"),
     "a bytearray": (lambda: {"a": bytearray(3)}, r"wants to run .*bytearray; refused"),
     "bytes": (lambda: {"a": b"\xff"}, r"wants to run _codecs\.encode; refused"),
-    "sparse": (lambda: {"a": torch.eye(3).to_sparse()}, r"a is sparse, quantised or has no values"),
-    "meta": (lambda: {"a": torch.ones(3, device="meta")}, r"a is sparse, quantised or has no values"),
+    "sparse": (lambda: {"a": torch.eye(3).to_sparse()}, r"a is sparse, quantized or has no values"),
+    "meta": (lambda: {"a": torch.ones(3, device="meta")}, r"a is sparse, quantized or has no values"),
 }
 
 
@@ -110,7 +110,7 @@ def test_pickles_of_other_values_are_refused(kind: str, new: bool, tmp_path: Pat
 @pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")  # from making one
 def test_a_quantised_tensor_is_refused(tmp_path: Path) -> None:
     torch.save({"a": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, tmp_path / "a.pth")
-    assert_refused(tmp_path / "a.pth", r"a is sparse, quantised or has no values")
+    assert_refused(tmp_path / "a.pth", r"a is sparse, quantized or has no values")
 
 
 def nest_tuples(levels: int) -> bytes:

@@ -37,7 +37,7 @@ def test_another_resolution_and_other_classes(policy: ResamplingPolicy, tmp_path
     assert torch.equal(loaded.pos_embed[:, :3], model.pos_embed[:, :3]), "class token and registers"
     assert (loaded.head.weight == 0).all()
     assert report.resized == {"pos_embed": f"{policy} positions, 4×2 to 6×4"}
-    assert report.initialised == report.ignored == ("head.weight", "head.bias")
+    assert report.initialized == report.ignored == ("head.weight", "head.bias")
     assert set(report.matched) == set(model.state_dict()) - {"pos_embed", "head.weight", "head.bias"}
     assert loaded(torch.randn(2, 3, 96, 64)).shape == (2, 7)
     assert loaded.head.weight.requires_grad
@@ -61,7 +61,7 @@ def test_all_position_tables_are_resampled(
     vitrail.save(model, tmp_path)
     loaded, report = read_with_report(tmp_path, image_size=(128, 96))
     assert set(report.resized) == resized
-    assert report.initialised == report.ignored == ()
+    assert report.initialized == report.ignored == ()
     assert loaded(torch.randn(1, 3, 128, 96)).isfinite().all()
 
 
@@ -86,7 +86,7 @@ def test_tensors_that_cannot_be_adapted_are_named(tmp_path: Path) -> None:
 def test_both_heads_of_a_distilled_model_are_replaced(tmp_path: Path) -> None:
     vitrail.save(toy("deit_tiny_distilled_patch16_224"), tmp_path)
     _, report = read_with_report(tmp_path, classes=5)
-    assert report.initialised == ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
+    assert report.initialized == ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
 
 
 def test_the_head_can_be_removed(tmp_path: Path) -> None:
@@ -130,6 +130,6 @@ def test_the_report_is_a_short_table(tmp_path: Path) -> None:
     assert [line.rstrip() for line in str(report).splitlines()[2:]] == [
         "matched           29",
         "resized            1  pos_embed (timm positions, 4×2 to 4×4)",
-        "initialised        2  head.weight, head.bias",
+        "initialized        2  head.weight, head.bias",
         "ignored            2  head.weight, head.bias",
     ]

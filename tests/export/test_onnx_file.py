@@ -22,8 +22,8 @@ from support.toy_exports import (
 import vitrail
 from vitrail.base.errors import ConfigError
 from vitrail.export.description import ONNX_FILE
-from vitrail.export.export_module import ExportModule
 from vitrail.export.onnx_file import find_size_multiple, trace_to_exported_program, write_onnx
+from vitrail.export.torch_modules import ExportModule
 from vitrail.layers.positions import bicubic_matrix
 
 

@@ -16,7 +16,7 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read, write
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.evaluation.probes.feature_sources import compute_head_inputs, find_block
-from vitrail.export.export_module import check_output_available
+from vitrail.export.torch_modules import check_output_available
 from vitrail.models.crossvit import CrossViT, CrossViTConfig
 from vitrail.models.parts.token_merging import add_token_merging
 from vitrail.train.optim import list_weights
@@ -165,7 +165,7 @@ def test_another_size_resamples_both_tables(tmp_path: Path) -> None:
         "pos_embed_0": "timm positions, 4×4 to 8×4",
         "pos_embed_1": "timm positions, 2×2 to 4×2",
     }
-    assert loaded.report.initialised == ("head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias")
+    assert loaded.report.initialized == ("head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias")
     same = add_weight_noise(CrossViT(replace(TOY, dynamic=True)))
     same.load_state_dict(model.state_dict())
     larger = images(96, 48)

@@ -126,7 +126,7 @@ def test_other_classes(tmp_path: Path) -> None:
     write(toy(), tmp_path / "ours")
     loaded = read(tmp_path / "ours", image_size=(48, 64), classes=3)
     assert not loaded.report.resized
-    assert loaded.report.initialised == ("head.weight", "head.bias")
+    assert loaded.report.initialized == ("head.weight", "head.bias")
     assert [level.grid for level in loaded.model.levels] == [(12, 16), (6, 8)]
 
 

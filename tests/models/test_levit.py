@@ -128,7 +128,7 @@ def test_other_sizes_and_classes(tmp_path: Path) -> None:
     write(model, tmp_path / "ours")
     loaded = read(tmp_path / "ours", image_size=(96, 64), classes=3)
     assert loaded.report.resized["stages.1.downsample.attn_downsample.attention_biases"] == "timm positions, 5×5 to 6×4"
-    assert {name.split(".")[1] for name in loaded.report.initialised} == {"linear"}  # not the norms of the heads
+    assert {name.split(".")[1] for name in loaded.report.initialized} == {"linear"}  # not the norms of the heads
     dynamic, x = toy(dynamic=True), images(96, 64)
     dynamic.load_state_dict(model.state_dict())
     torch.testing.assert_close(loaded.model.tokens(x), dynamic.tokens(x))

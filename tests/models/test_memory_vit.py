@@ -109,7 +109,7 @@ def test_save_and_load_with_other_classes(tmp_path: Path) -> None:
         weight.requires_grad for weight in model.parameters()
     ]
     other = read(tmp_path / "own", classes=7)
-    assert other.report.initialised == ("head.weight", "head.bias")
+    assert other.report.initialized == ("head.weight", "head.bias")
     assert torch.equal(other.model.old_logits(x), model.old_logits(x))
 
 

@@ -109,7 +109,7 @@ def test_wrong_sizes_are_refused(tmp_path: Path) -> None:
     vitrail.save(toy(), tmp_path / "own")
     resized = read(tmp_path / "own", image_size=(64, 96), classes=3)
     assert not resized.report.resized
-    assert resized.report.initialised == ("head.3.weight", "head.3.bias")
+    assert resized.report.initialized == ("head.3.weight", "head.3.bias")
     assert resized.model(images(64, 96)).shape == (2, 3)
 
 

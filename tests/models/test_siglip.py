@@ -120,7 +120,7 @@ def test_other_sizes_and_classes(tmp_path: Path) -> None:
     write(model, tmp_path / "ours")
     loaded = read(tmp_path / "ours", image_size=(48, 32), classes=3)
     assert loaded.report.resized.keys() == {"pos_embed"}
-    assert set(loaded.report.initialised) == {"head.weight", "head.bias"}
+    assert set(loaded.report.initialized) == {"head.weight", "head.bias"}
     assert loaded.model(torch.randn(2, 3, 48, 32)).shape == (2, 3)
 
 

@@ -221,7 +221,7 @@ def test_8_bits_of_an_export_are_made_once(exported: ExportFinder, monkeypatch: 
     def again(*_: Any) -> None:
         pytest.fail("it was there")
 
-    monkeypatch.setattr("vitrail.export.quantise.write_int8_export", again)
+    monkeypatch.setattr("vitrail.export.quantize.write_int8_export", again)
     assert open_cached_int8_export(ExportedModel(exported("onnx")), Path) == place
 
 

@@ -50,7 +50,7 @@ def check_round_trip(path: Path, back: Path, *, to: str, without: tuple[str, ...
     """Read their file, save it in our layout, and write it back in theirs, without warnings or losses."""
     checkpoint = read(path, **fields)
     assert checkpoint.layout == checkpoint.description.provenance["source"]["layout"] == to
-    assert not checkpoint.report.initialised
+    assert not checkpoint.report.initialized
     assert not checkpoint.report.resized
     own = back.with_name("own")
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ import vitrail.tasks.teacher_cache
 from vitrail.base import locks
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSplits, DatasetSubset
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.recipes.recipe import Recipe
@@ -151,7 +151,7 @@ def test_on_a_full_disk_the_teacher_runs_at_every_step(limit: int, tmp_path: Pat
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not isinstance(found.teacher_logits, TeacherCache)
     (batch,) = evaluation_batches(get_training_images(), SEEN)
-    inputs = LossInputs(normalise(batch["images"], SEEN), torch.empty(0), batch["labels"], batch["indices"])
+    inputs = LossInputs(normalize(batch["images"], SEEN), torch.empty(0), batch["labels"], batch["indices"])
     assert torch.equal(found.teacher_logits(inputs), live.teacher_logits(inputs))
 
 
@@ -202,7 +202,7 @@ def test_each_teacher_and_data_set_has_its_own_folder(tmp_path: Path) -> None:
         view = TeacherView(teacher(which), images, SEEN, torch.device("cpu"))
         assert images.train is not None
         (batch,) = evaluation_batches(images.train, SEEN)
-        inputs = LossInputs(normalise(batch["images"], SEEN), torch.empty(0), batch["labels"], batch["indices"])
+        inputs = LossInputs(normalize(batch["images"], SEEN), torch.empty(0), batch["labels"], batch["indices"])
         torch.testing.assert_close(loss.teacher_logits(inputs), view(inputs.images))
 
 

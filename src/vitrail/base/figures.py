@@ -136,7 +136,7 @@ def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
 def new_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> "Figure":
     """Create a figure without pyplot, which keeps references to figures and may open windows.
 
-    `compressed` keeps axes of a fixed aspect ratio next to their colour bar.
+    `compressed` keeps axes of a fixed aspect ratio next to their color bar.
     """
     try:
         from matplotlib.figure import Figure

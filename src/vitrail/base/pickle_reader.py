@@ -8,8 +8,9 @@ printed: for a tuple nested 40 levels deep, each level holding the next one twic
 
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, TypeVar, runtime_checkable
 
+T = TypeVar("T")
 MAX_STEPS = 2**18  # plus one per BYTES_PER_STEP of the file: a step can make an object of several hundred bytes
 BYTES_PER_STEP = 256
 MAX_PICKLE_BYTES = 2**26  # without the values of the tensors
@@ -141,22 +142,17 @@ class PickleMachine:
             case "POP" | "POP_MARK":
                 (self.pop if name == "POP" and self.stack else self.pop_to_mark)()
             case "APPEND" | "APPENDS":
-                self.extend([self.pop()] if name == "APPEND" else self.pop_to_mark())
+                values = [self.pop()] if name == "APPEND" else self.pop_to_mark()
+                self.top(list, "appends to").extend(values)
             case "SETITEM" | "SETITEMS":
-                self.set_items([self.pop(), self.pop()][::-1] if name == "SETITEM" else self.pop_to_mark())
+                values = [self.pop(), self.pop()][::-1] if name == "SETITEM" else self.pop_to_mark()
+                self.top(dict, "sets an item of").update(make_safe_dict(values))
             case "ADDITEMS":
                 self.pop_to_mark()
-                if not isinstance(self.top(), OpaqueSet):
-                    raise PickleError(f"adds members to a {type(self.top()).__name__}")
+                self.top(OpaqueSet, "adds members to")
             case "BUILD":
-                state, target = self.pop(), self.top()
-                if not isinstance(target, StatefulStandIn):
-                    raise PickleError(f"sets the state of a {type(target).__name__}")
-                target.set_state(state)
-            case "LIST" | "DICT":
-                values = self.pop_to_mark()
-                self.stack.append([] if name == "LIST" else {})
-                (self.extend if name == "LIST" else self.set_items)(values)
+                state = self.pop()
+                self.top(StatefulStandIn, "sets the state of").set_state(state)
             case _:
                 value = self.make_value(name, argument)
                 self.stack.append(value)
@@ -181,15 +177,14 @@ class PickleMachine:
                 return self.top()
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 return tuple([self.pop() for _ in range(int(name[-1]))][::-1])
-            case "TUPLE":
-                return tuple(self.pop_to_mark())
             case "EMPTY_LIST" | "EMPTY_DICT":
                 return [] if name == "EMPTY_LIST" else {}
             case "EMPTY_SET":
                 return OpaqueSet()
-            case "FROZENSET":
-                self.pop_to_mark()
-                return OpaqueSet()
+            case "TUPLE" | "LIST" | "DICT" | "FROZENSET":
+                values = self.pop_to_mark()
+                makers = {"TUPLE": tuple, "LIST": list, "DICT": make_safe_dict}
+                return makers[name](values) if name in makers else OpaqueSet()
             case "GLOBAL" | "STACK_GLOBAL":
                 return self.find_global(argument)
             case "REDUCE" | "NEWOBJ":
@@ -200,9 +195,12 @@ class PickleMachine:
             case _:
                 raise PickleError(f"has the opcode {name}, which plain pickles do not have")
 
-    def top(self) -> Any:
+    def top(self, kind: type[T] = object, use: str = "") -> T:
+        """The last value; what the pickle does with it needs a value of this kind."""
         if not self.stack:
             raise PickleError("takes a value from an empty stack")
+        if not isinstance(self.stack[-1], kind):
+            raise PickleError(f"{use} a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
     def pop(self) -> Any:
@@ -234,17 +232,12 @@ class PickleMachine:
         self.budget.spend(len(arguments))  # Python copies them
         return function.function(*arguments)
 
-    def extend(self, values: list[Any]) -> None:
-        target = self.top()
-        if not isinstance(target, list):
-            raise PickleError(f"appends to a {type(target).__name__}")
-        target.extend(values)
 
-    def set_items(self, values: list[Any]) -> None:
-        target = self.top()
-        if not isinstance(target, dict) or len(values) % 2:
-            raise PickleError(f"sets an item of a {type(target).__name__}")
-        target.update({replace_unsafe_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)})
+def make_safe_dict(values: list[Any]) -> dict[Any, Any]:
+    """A dict of keys and values in turn."""
+    if len(values) % 2:
+        raise PickleError("sets an item of a dict")
+    return {replace_unsafe_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)}
 
 
 def replace_unsafe_key(key: Any) -> Any:

@@ -28,7 +28,7 @@ from vitrail.models.base.family import Family
 T = TypeVar("T")
 OWN_LAYOUT = "vitrail"
 LAYOUT_NAMES = (OWN_LAYOUT, *SOURCE_NAMES)
-LAYOUT_KEY = "layout"  # in the header of a safetensors file, which has no wrapper to recognise a layout by
+LAYOUT_KEY = "layout"  # in the header of a safetensors file, which has no wrapper to recognize a layout by
 HALF_MEAN_STD: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 IMAGENET_MEAN_STD: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 OWNER_FIXED_FIELDS = ("activation", "norm_eps", "pool", "positions", "trained_size")  # same in all models of an owner
@@ -49,7 +49,7 @@ class TranslatedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How to recognise, read and write the checkpoints of one library."""
+    """How to recognize, read and write the checkpoints of one library."""
 
     name: str
     matches: Callable[[RawContents], bool]

@@ -167,10 +167,10 @@ def is_downloaded(weights: PretrainedWeights) -> bool:
 
 
 def warn_about_license(weights: PretrainedWeights, name: str) -> None:
-    """Say once, when weights are downloaded, that their licence restricts their use."""
+    """Say once, when weights are downloaded, that their license restricts their use."""
     if restriction := RESTRICTED_LICENSES.get(weights.license):
         page = f"https://huggingface.co/{weights.repository}"
-        text = f"{name} is under the licence {weights.license}, {restriction}; read it at {page}"
+        text = f"{name} is under the license {weights.license}, {restriction}; read it at {page}"
         warnings.warn(CheckpointWarning(text), stacklevel=2)
 
 

@@ -229,7 +229,7 @@ def read_translated_checkpoint(path: str | Path, source: str | None, fields: Map
 def read_named_contents(path: str | Path) -> tuple[RawContents, Path]:
     """Read a file, a folder or a model by name, and return where it is on this machine.
 
-    Public weights are recognised by the name that they are opened by, or by that of their file.
+    Public weights are recognized by the name that they are opened by, or by that of their file.
     """
     weights = find_named_weights(path)
     place = locate_or_download_checkpoint(path)
@@ -264,7 +264,7 @@ def translate_with_layout(
 
     `named` says whether the user named the layout.
     """
-    check_weights_are_not_quantised(contents.tensors, where)
+    check_weights_are_not_quantized(contents.tensors, where)
     known = {name: value for name, value in fields.items() if name not in CHANGEABLE_FIELDS}
     known["requested_size"] = fields.get("image_size")
     known[LAYOUT_NAMED_KEY] = named or contents.header.get(LAYOUT_KEY) == layout.name
@@ -372,7 +372,7 @@ def has_runnable_dtype(tensor: Tensor, expected: Tensor | None) -> bool:
     return tensor.dtype in RUNNABLE_DTYPES or (integer and expected is not None and not expected.is_floating_point())
 
 
-def check_weights_are_not_quantised(tensors: Mapping[str, Tensor], where: str) -> None:
+def check_weights_are_not_quantized(tensors: Mapping[str, Tensor], where: str) -> None:
     """Refuse float8 and weights of integers, with or without their scales, before the other tensors are looked at."""
     for name, tensor in tensors.items():
         is_weight = name.endswith(("weight", "kernel"))
@@ -383,7 +383,7 @@ def check_weights_are_not_quantised(tensors: Mapping[str, Tensor], where: str) -
 def unsupported_dtype_error(where: str, name: str, dtype: torch.dtype) -> CheckpointError:
     return CheckpointError(
         f"{where}: {name} has dtype {format_dtype(dtype)}; expected one of "
-        f"{', '.join(map(format_dtype, RUNNABLE_DTYPES))}: convert quantised weights with the library that wrote them"
+        f"{', '.join(map(format_dtype, RUNNABLE_DTYPES))}: convert quantized weights with the library that wrote them"
     )
 
 

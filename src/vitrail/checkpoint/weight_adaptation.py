@@ -36,14 +36,19 @@ NOT_CONFIG_FIELDS = ("preprocessing", "labels")
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Tensors of the model are matched, resized or initialised; tensors of the file that are not used are ignored."""
+    """Tensors of the model are matched, resized or initialized; tensors of the file that are not used are ignored."""
 
     matched: tuple[str, ...]
     resized: Mapping[str, str]  # name → method
-    initialised: tuple[str, ...]
+    initialized: tuple[str, ...]
     ignored: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     assumed: Mapping[str, Any] = field(default_factory=dict[str, Any])  # fields that the file does not specify
+
+    @property
+    def initialised(self) -> tuple[str, ...]:
+        """The former name of `initialized`."""
+        return self.initialized
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -52,7 +57,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         resized = [f"{name} ({method})" for name, method in self.resized.items()]
-        groups = {"resized": resized, "initialised": self.initialised, "ignored": self.ignored}
+        groups = {"resized": resized, "initialized": self.initialized, "ignored": self.ignored}
         rows = [("matched", str(len(self.matched)), "")] if self.matched else []
         rows += [(group, str(len(names)), abbreviate_list(names)) for group, names in groups.items() if names]
         assumption, _ = format_assumptions(self.assumed)
@@ -73,16 +78,12 @@ def check_adaptable(config: Any, wanted: Any) -> Any:
 
 
 def adapt_weights(
-    tensors: Mapping[str, Tensor],
-    source: Any,
-    target: Any,
-    side: CheckpointSide,
-    policy: ResamplingPolicy,
+    tensors: Mapping[str, Tensor], source: Any, target: Any, side: CheckpointSide, policy: ResamplingPolicy
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """Make the tensors of the target from those of the source: unchanged, resized, or zero in a new head."""
     heads = tuple(f"{module}." for _, module in target.classifiers) if isinstance(target, ImageModel) else ()
     adapted = dict[str, Tensor]()
-    matched, resized, initialised = list[str](), dict[str, str](), list[str]()
+    matched, resized, initialized = list[str](), dict[str, str](), list[str]()
     for name, wanted in target.state_dict().items():
         given = tensors.get(name)
         kind = find_resampled_kind(name, side)
@@ -96,7 +97,7 @@ def adapt_weights(
         elif name.startswith(heads):
             like = next(t for t in tensors.values() if t.is_floating_point()) if given is None else given
             adapted[name] = make_head_tensor(name, target, like.dtype)
-            initialised.append(name)
+            initialized.append(name)
         elif given is not None and old != new:  # also if both grids have the same number of patches
             what = "projection" if kind == "sums" else "positions"
             adapted[name] = RESAMPLING_FUNCTIONS.get(kind or "", resample_positions)(given, old, new, policy)
@@ -106,8 +107,8 @@ def adapt_weights(
             resized[name] = "flexivit kernel"
         else:
             raise CheckpointError(f"{name} cannot be adapted to shape {tuple(wanted.shape)}; expected the saved sizes")
-    ignored = tuple(name for name in source.state_dict() if name not in adapted or name in initialised)
-    return adapted, LoadReport(tuple(matched), resized, tuple(initialised), ignored)
+    ignored = tuple(name for name in source.state_dict() if name not in adapted or name in initialized)
+    return adapted, LoadReport(tuple(matched), resized, tuple(initialized), ignored)
 
 
 def make_head_tensor(name: str, model: Any, dtype: torch.dtype) -> Tensor:

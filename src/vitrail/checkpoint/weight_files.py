@@ -24,7 +24,14 @@ from vitrail.base.json_yaml import parse_json
 from vitrail.base.machine import count_cores
 from vitrail.base.pickle_reader import ForbiddenGlobalError, PickleError
 from vitrail.checkpoint.model_location import image_as_model_error
-from vitrail.checkpoint.torch_files import read_legacy_torch_file, read_torch_zip
+from vitrail.checkpoint.torch_files import (
+    check_zip_directory,
+    check_zip_entries,
+    fill_memory,
+    read_legacy_torch_file,
+    read_npz_arrays,
+    read_torch_zip,
+)
 from vitrail.checkpoint.weight_folders import (
     CONFIG_FILE,
     MAX_JSON_BYTES,
@@ -32,12 +39,6 @@ from vitrail.checkpoint.weight_folders import (
     WEIGHT_FILES,
     find_weight_files,
     read_json_if_exists,
-)
-from vitrail.checkpoint.zip_archives import (
-    check_zip_directory,
-    check_zip_entries,
-    fill_memory,
-    read_npz_arrays,
 )
 from vitrail.data.images.decoding.image_formats import detect_image_format
 from vitrail.models.catalog.pretrained import PretrainedWeights
@@ -130,7 +131,7 @@ def read_weight_file(path: Path, parts: tuple[str, ...] = ()) -> RawContents:
         if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
             return read_safetensors(path, file, size)
         if start[:1] == b"\x80":
-            return RawContents(path=path, kind="pickle", **vars(read_legacy_torch_file(path, file, size, parts)))
+            return RawContents(path=path, kind="pickle", **read_legacy_torch_file(path, file, size, parts))
     if detect_image_format(start) is not None:
         raise image_as_model_error(path)
     kinds = (kind for signature, kind in OTHER_FILE_SIGNATURES.items() if start.startswith(signature))
@@ -175,7 +176,7 @@ def read_torch_or_npz_zip(path: Path, file: IO[bytes], size: int, parts: tuple[s
         check_zip_entries(path, file, size, archive)
         if any(name.endswith(".npy") for name in archive.namelist()):
             return RawContents(path=path, kind="npz", tensors=read_npz_arrays(path, archive))
-        return RawContents(path=path, kind="pickle", **vars(read_torch_zip(path, file, size, archive, parts)))
+        return RawContents(path=path, kind="pickle", **read_torch_zip(path, file, size, archive, parts))
 
 
 @contextmanager

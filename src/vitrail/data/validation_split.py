@@ -52,12 +52,7 @@ def check_held_out_share(share: Any) -> None:
 
 
 def choose_held_out_pairs(
-    sources: Sequence[str],
-    targets: Sequence[str],
-    *,
-    seed: int,
-    share: float,
-    key: Callable[[str], str] = str,
+    sources: Sequence[str], targets: Sequence[str], *, seed: int, share: float, key: Callable[[str], str] = str
 ) -> list[bool]:
     """True for validation pairs: at most the given share, and at least one pair if that is possible.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError, DataError, unusable_device_error
 from vitrail.base.progress import track_progress
 from vitrail.data.batch import wrap_dead_worker_errors
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, TorchDatasetAdapter
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
@@ -81,7 +81,7 @@ def evaluate(
             if strict and skipped:
                 raise DataError(skipped[0])
             if each.size:
-                images = normalise(each["images"].to(device), preprocessing)
+                images = normalize(each["images"].to(device), preprocessing)
                 right = each["labels"] if to_model is None else to_model[each["labels"]]
                 real_labels = [dataset.real_labels(index) for index in each["indices"].tolist()]
                 logits = model(images.to(number))

@@ -15,6 +15,7 @@ neither torch nor vitrail:
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from vitrail.export.atomic_folder import check_target_folder, write_folder_atomi
 from vitrail.export.description import CONFIG_FILE, CTRANSLATE2_FILES
 from vitrail.models.base.text_contract import TextModel
 from vitrail.models.text.layers import NORM_EPS, DecoderLayer, EncoderLayer, TransformerParts
-from vitrail.models.text.token_embedding import SequencePositions
 
 NEVER = -1e9  # the bias of tokens that are never written: padding and start
 
@@ -88,7 +88,7 @@ def build_spec(model: TextModel, tokenizer: TextTokenizer) -> Any:
         (spec.decoder, parts.decoder, parts.target_positions, parts.decoder_norm),
     )
     for part, layers, positions, norm in sides:
-        part.position_encodings.encodings = read_positions(positions)
+        part.position_encodings.encodings = to_array(positions.make_table())
         if isinstance(norm, nn.LayerNorm):
             fill_norm(part.layer_norm, norm)
         for own, layer in zip(part.layer, layers, strict=True):
@@ -97,9 +97,9 @@ def build_spec(model: TextModel, tokenizer: TextTokenizer) -> Any:
     spec.decoder.embeddings.weight = to_array(parts.target_embed.weight)
     table, bias = parts.output.weight, parts.output.bias
     spec.decoder.projection.weight = to_array(parts.target_embed.weight if table is None else table)
-    spec.decoder.projection.bias = forbid_tokens(
-        np.zeros(tokenizer.vocabulary, np.float32) if bias is None else to_array(bias), tokenizer
-    )
+    given_bias = np.zeros(tokenizer.vocabulary, np.float32) if bias is None else to_array(bias).copy()
+    given_bias[sorted({tokenizer.pad, tokenizer.start} - {tokenizer.end})] = NEVER  # as in our own decoding
+    spec.decoder.projection.bias = given_bias
     describe_tokens(spec, tokenizer)
     return spec
 
@@ -141,18 +141,6 @@ def fill_linears(targets: Iterable[Any], linears: Iterable[nn.Linear]) -> None:
 
 def fill_norm(target: Any, norm: nn.LayerNorm) -> None:
     target.gamma, target.beta = to_array(norm.weight), to_array(norm.bias)
-
-
-def read_positions(positions: SequencePositions) -> NDArray[np.float32]:
-    """The vectors of all positions: (length, D)."""
-    return to_array(positions.make_table())
-
-
-def forbid_tokens(bias: NDArray[np.float32], tokenizer: TextTokenizer) -> NDArray[np.float32]:
-    """Padding and the start are never written, as in our own decoding, whatever the weights are."""
-    bias = bias.copy()
-    bias[sorted({tokenizer.pad, tokenizer.start} - {tokenizer.end})] = NEVER
-    return bias
 
 
 def to_array(tensor: Tensor) -> NDArray[np.float32]:
@@ -245,11 +233,7 @@ def translate_greedily(
         ended |= texts[:, -1] == tokenizer.end
         if ended.all():
             break
-    return [cut_at_end(row, tokenizer.end) for row in texts[:, 1:].tolist()]
-
-
-def cut_at_end(tokens: Sequence[int], end: int) -> tuple[int, ...]:
-    return tuple(tokens[: tokens.index(end)] if end in tokens else tokens)
+    return [tuple(takewhile(lambda token: token != tokenizer.end, row)) for row in texts[:, 1:].tolist()]
 
 
 def run_exported(

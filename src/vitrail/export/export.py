@@ -19,16 +19,16 @@ from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.agreement import NOT_FINITE_MESSAGE, count_agreeing_images, make_photo_crops
 from vitrail.export.atomic_folder import check_target_folder, write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, TORCH_PROGRAM_FILE, ExportDescription, OutputKind
-from vitrail.export.export_module import (
+from vitrail.export.onnx_file import check_onnx_packages, find_size_multiple, trace_to_exported_program, write_onnx
+from vitrail.export.onnx_session import run_onnx_file, silence_warnings
+from vitrail.export.quantize import quantize_onnx_file, write_description_and_onnx_metadata
+from vitrail.export.torch_modules import (
     ExportModule,
     check_output_available,
     compute_logits_or_features,
     make_channel_tensors,
-    normalise_uint8_batch,
+    normalize_uint8_batch,
 )
-from vitrail.export.onnx_file import check_onnx_packages, find_size_multiple, trace_to_exported_program, write_onnx
-from vitrail.export.onnx_session import run_onnx_file, silence_warnings
-from vitrail.export.quantise import quantise_onnx_file, write_description_and_onnx_metadata
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import check_reads_images, find_image_model
 from vitrail.models.parts.token_merging import add_token_merging
@@ -115,7 +115,7 @@ def export_model(
             if to == "onnx-int8":
                 advance(1)
                 (place / ONNX_FILE).rename(place / "exact.onnx")
-                quantise_onnx_file(place / "exact.onnx", place / ONNX_FILE, shown[:8])
+                quantize_onnx_file(place / "exact.onnx", place / ONNX_FILE, shown[:8])
                 (place / "exact.onnx").unlink()
                 checked = compare_onnx_file_with_torch(place / ONNX_FILE, shown, expected, output, exact=False)
                 about = replace(about, agreement={"pictures": checked.images, "same": checked.same})
@@ -169,7 +169,7 @@ def compute_torch_outputs(model: nn.Module, about: ExportDescription, pixels: ND
     """The outputs of the model, image by image."""
     mean, std = make_channel_tensors(about.preprocessing)
     with torch.inference_mode():
-        images = (normalise_uint8_batch(each[None], mean, std) for each in pixels)
+        images = (normalize_uint8_batch(each[None], mean, std) for each in pixels)
         return torch.cat([compute_logits_or_features(model, each, about.output).float() for each in images]).numpy()
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from vitrail.base.errors import ConfigError, describe_error, missing_package_error
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.description import OutputKind
-from vitrail.export.export_module import ExportModule
 from vitrail.export.onnx_session import silence_warnings
+from vitrail.export.torch_modules import ExportModule
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import find_image_model
 
@@ -45,12 +45,7 @@ def write_onnx(
     program = trace_to_exported_program(shipped, dynamic=dynamic)
     with silence_warnings():
         converted: Any = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["pixels"],
-            output_names=[output],
-            verbose=False,
+            program, dynamo=True, opset_version=OPSET, input_names=["pixels"], output_names=[output], verbose=False
         )
     graph = converted.model.graph
     for value in [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]:

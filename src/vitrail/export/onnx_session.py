@@ -66,7 +66,11 @@ def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str
     # a daemon thread: opening computes constants, which may take hours
     opener = SessionOpener(model, threads)
     opener.start()
-    add_checksums(found, checked)
+    for file in checked:
+        try:
+            found[file.name] = file_checksum(file)
+        except OSError as error:
+            found[file.name] = describe_error(error)  # never equal to a checksum
     opener.join(TIMEOUT_SECONDS)
     for path in checked:
         if found.get(path.name) != checksums[path.name]:
@@ -99,14 +103,6 @@ class SessionOpener(Thread):
             self.failure = error
 
 
-def add_checksums(checksums: dict[str, str], files: Sequence[Path]) -> None:
-    for file in files:
-        try:
-            checksums[file.name] = file_checksum(file)
-        except OSError as error:
-            checksums[file.name] = describe_error(error)  # never equal to a checksum
-
-
 def run_with_timeout(
     session: Any, pixels: NDArray[np.uint8], seconds: float | None = None, output_names: Sequence[str] | None = None
 ) -> list[Any]:
@@ -135,7 +131,7 @@ def run_onnx_file(model: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]
 
 @contextmanager
 def silence_warnings() -> Generator[None]:
-    """Silence the log messages and warnings of exporters and quantisers about their own internals."""
+    """Silence the log messages and warnings of exporters and quantizers about their own internals."""
     import logging  # slow to import, and not needed to run a model
     import warnings
 

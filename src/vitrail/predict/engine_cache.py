@@ -61,9 +61,9 @@ def write_cached_export(
 
 
 def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path], Opened]) -> Opened:
-    """Open an exported model quantised to int8, written on first use. Needs onnx, but not torch."""
+    """Open an exported model quantized to int8, written on first use. Needs onnx, but not torch."""
     from vitrail.export.agreement import make_photo_crops
-    from vitrail.export.quantise import write_int8_export
+    from vitrail.export.quantize import write_int8_export
 
     about = exported.description
     checksums = compute_onnx_checksums(exported.file, about.files)

@@ -191,7 +191,7 @@ def open_int8_if_accurate(
             else f"int8 agreed with fp32 on {seen['same']} of {seen['pictures']} images when it was exported"
         )
         return exact
-    engine.run(make_blank_image(exact))  # with its time limit, since the quantiser runs the graph, too
+    engine.run(make_blank_image(exact))  # with its time limit, since the quantizer runs the graph, too
     settled = replace(options, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
         quick = open_cached_int8_export(engine, lambda path: open_predictor(path, settled, "auto"))

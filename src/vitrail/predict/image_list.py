@@ -55,10 +55,6 @@ class FolderSearch:
             matches_pattern(names[: n + 1], self.pattern_parts) for n in range(len(names))
         )
 
-    def may_contain_matches(self, names: Sequence[str]) -> bool:
-        """Whether there may be images below this folder."""
-        return self.pattern_parts is None or may_match_below(names, self.pattern_parts)
-
     def walk(self, ordered: bool) -> Iterator[tuple[str, str | None]]:
         """Path and None for each image; path and problem for each folder that cannot be read."""
         yield from self.walk_folder(self.root, (), (), ordered, SymlinkGuard())
@@ -73,7 +69,7 @@ class FolderSearch:
             for name, holds_more in scan_visible_entries(folder or ".", ordered):
                 path, inside = os.path.join(folder, name), (*names, name)  # noqa: PTH118  # a million times
                 if holds_more:
-                    further = links.follow(path) if self.may_contain_matches(inside) else None
+                    further = links.follow(path) if may_match_below(inside, self.pattern_parts) else None
                     if further is not None:
                         yield from self.walk_folder(path, inside, (*above, real), ordered, further)
                 elif self.includes_file(inside):
@@ -319,8 +315,8 @@ def matches_pattern(names: Sequence[str], pattern_parts: Sequence[str]) -> bool:
     return fnmatchcase(names[0], pattern_parts[0]) and matches_pattern(names[1:], pattern_parts[1:])
 
 
-def may_match_below(names: Sequence[str], pattern_parts: Sequence[str]) -> bool:
-    """Whether the folder, or something below it, may match."""
+def may_match_below(names: Sequence[str], pattern_parts: Sequence[str] | None) -> bool:
+    """Whether the folder, or something below it, may match; None matches everything."""
     if not names or not pattern_parts:
         return True
     return pattern_parts[0] == "**" or (

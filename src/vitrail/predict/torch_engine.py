@@ -11,11 +11,11 @@ from torch import nn
 from vitrail.base.errors import ConfigError, describe_error
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.description import OutputKind
-from vitrail.export.export_module import (
+from vitrail.export.torch_modules import (
     check_output_available,
     compute_logits_or_features,
     make_channel_tensors,
-    normalise_uint8_batch,
+    normalize_uint8_batch,
 )
 
 
@@ -55,7 +55,7 @@ class TorchEngine:
                 torch.set_num_threads(before)
 
     def compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        images = normalise_uint8_batch(pixels, self.mean, self.std).to(self.dtype)
+        images = normalize_uint8_batch(pixels, self.mean, self.std).to(self.dtype)
         try:
             return self.output_function(images).float().cpu().numpy()
         except torch.OutOfMemoryError as error:

@@ -150,7 +150,7 @@ class ModelFiles:
         from vitrail.export.agreement import make_photo_crops
         from vitrail.export.description import find_onnx_file, read_description
         from vitrail.export.export import export_model
-        from vitrail.export.quantise import write_int8_export
+        from vitrail.export.quantize import write_int8_export
 
         if not int8:
             export_model(self.module, folder, preprocessing=self.preprocessing, labels=self.labels, progress=False)

@@ -21,7 +21,7 @@ from vitrail.base.files import write_json
 from vitrail.base.style import NOTE_POINTS, PALETTE, SHARE_MAP
 from vitrail.base.table import TEXT_WIDTH, Column, Shown, Table
 from vitrail.base.text import make_printable
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, open_data
 from vitrail.data.images.loader import evaluation_batches
@@ -395,7 +395,7 @@ def predict_classes(
             missing = sorted(set(indices) - set(each["indices"].tolist()))
             unreadable.update(zip(missing, each.skipped, strict=True))  # both in the order of the images
             if each.size:
-                images = normalise(each["images"].to(device), compared.preprocessing).to(dtype)
+                images = normalize(each["images"].to(device), compared.preprocessing).to(dtype)
                 try:
                     logits = torch.stack(compute_head_logits(compared, images)).float().cpu()  # (heads, B, classes)
                 except Exception as error:  # a custom model may raise anything

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError, format_install_command
 from vitrail.checkpoint.writing import write_caption_model
 from vitrail.data.batch import Batch
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.preprocessing import Preprocessing
@@ -137,7 +137,7 @@ class CaptionTask(Task):
             return Memory(batch["tokens"])
         assert self.preprocessing is not None, "called before `setup`"
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.settings.freeze_encoder):
-            return Memory(self.backbone.tokens(normalise(batch["images"], self.preprocessing)))
+            return Memory(self.backbone.tokens(normalize(batch["images"], self.preprocessing)))
 
     def predict_words(self, batch: Batch) -> Tensor:
         """The logits after each word: (B, M, V)."""

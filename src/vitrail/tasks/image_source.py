@@ -12,7 +12,7 @@ from vitrail.base.errors import DataError
 from vitrail.base.text import format_count
 from vitrail.data.batch import Batch
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.augment.views import View
 from vitrail.data.images.datasets import CachedDataset, DatasetSplits, DatasetSubset, ImageDataset
@@ -122,7 +122,7 @@ class ImageSource:
         total = self.example_count
         some = DatasetSubset(self.train_images, np.linspace(0, total - 1, min(count, total)).astype(np.int64))
         batches = evaluation_batches(some, self.preprocessing)
-        return (normalise(batch["images"], self.preprocessing) for batch in batches)
+        return (normalize(batch["images"], self.preprocessing) for batch in batches)
 
     def describe(self) -> str:
         return (

@@ -14,7 +14,7 @@ from vitrail.checkpoint.family_recognition import get_family
 from vitrail.checkpoint.reading import Checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.augment.views import View
 from vitrail.data.images.datasets import DatasetSplits, TorchDataset, cache_if_small, open_data
 from vitrail.data.images.preprocessing import Preprocessing
@@ -57,7 +57,7 @@ class ImageTask(Task):
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 pixels as the model's input."""
         assert self.preprocessing is not None, "called before `setup`"
-        return normalise(pixels, self.preprocessing)
+        return normalize(pixels, self.preprocessing)
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:  # noqa: ARG002  # ranks are for subclasses
         images, config = as_image_source(source, self), self.backbone.config

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, describe_error
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.loader import evaluation_batches
@@ -105,7 +105,7 @@ class TeacherView:
                 continue  # none of these could be read; try the next ones
             try:
                 logits: Any = self.compute_logits(
-                    normalise(batch["images"].to(self.device), self.student_preprocessing)
+                    normalize(batch["images"].to(self.device), self.student_preprocessing)
                 )
             except Exception as error:  # the user's module may raise anything
                 rows, columns = pair(self.teacher.preprocessing.image_size)

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.base.array_file import ArrayFile
 from vitrail.base.errors import CheckpointError, DataError, OutputError
 from vitrail.base.files import make_folder, write_text
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSplits, DatasetSubset, ImageDataset
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.distributed import Ranks
@@ -128,7 +128,7 @@ def compute_teacher_logits(
     """Store the teacher's logits for these images; unreadable ones, which are never in a batch, have none."""
     for batch in evaluation_batches(DatasetSubset(dataset, indices), teacher_view.student_preprocessing, batch=64):
         if batch.size:
-            images = normalise(batch["images"].to(teacher_view.device), teacher_view.student_preprocessing)
+            images = normalize(batch["images"].to(teacher_view.device), teacher_view.student_preprocessing)
             file.write(indices[batch["indices"].numpy()], teacher_view(images).float().cpu().numpy())
         if progress is not None:
             progress(batch.size + len(batch.skipped))

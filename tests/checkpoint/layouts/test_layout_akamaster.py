@@ -93,7 +93,7 @@ def test_preprocessing_and_labels_of_the_layout(tmp_path: Path) -> None:
 def test_another_size_and_other_classes(tmp_path: Path) -> None:
     save_published(make_published(), tmp_path / "model.th")
     checkpoint = read(tmp_path / "model.th", image_size=48, classes=3)
-    assert checkpoint.report.initialised == ("fc.weight", "fc.bias")
+    assert checkpoint.report.initialized == ("fc.weight", "fc.bias")
     assert checkpoint.description.labels is None
     assert checkpoint.description.preprocessing is not None
     assert checkpoint.description.preprocessing.image_size == (48, 48)

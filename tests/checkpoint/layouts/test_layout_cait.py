@@ -105,7 +105,7 @@ def test_preprocessing_and_policy_of_the_layout(layout: str, policy: str, tmp_pa
         0.485,
     )
     assert checkpoint.report.resized == {"pos_embed": f"{policy} positions, 4×4 to 8×8"}
-    assert sorted(checkpoint.report.initialised) == ["head.bias", "head.weight"]
+    assert sorted(checkpoint.report.initialized) == ["head.bias", "head.weight"]
 
 
 def test_averaged_weights_are_preferred(tmp_path: Path) -> None:

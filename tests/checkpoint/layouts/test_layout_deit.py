@@ -70,7 +70,7 @@ def test_preprocessing_and_policy_of_the_layout(tmp_path: Path) -> None:
         0.485,
     )
     assert "deit positions" in checkpoint.report.resized["pos_embed"]
-    assert sorted(checkpoint.report.initialised) == ["head.bias", "head.weight", "head_dist.bias", "head_dist.weight"]
+    assert sorted(checkpoint.report.initialized) == ["head.bias", "head.weight", "head_dist.bias", "head_dist.weight"]
 
 
 def test_a_plain_vit_can_be_written(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_another_size_and_other_classes(tmp_path: Path) -> None:
     path = save_published(make_published("performer"), tmp_path / "model.pth")
     checkpoint = read(path, heads=2, image_size=(48, 64), classes=3)
     assert checkpoint.report.resized == {"pos_embed": "deit positions, 2×2 to 3×4"}
-    assert checkpoint.report.initialised == ("head.weight", "head.bias")
+    assert checkpoint.report.initialized == ("head.weight", "head.bias")
     assert not checkpoint.model(torch.randn(1, 3, 48, 64)).any()
     with pytest.raises(ConfigError, match="expected a multiple of 16×16"):
         read(path, heads=2, image_size=40)

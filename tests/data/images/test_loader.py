@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.toy_datasets import random_array, write_class_folders
 
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.augmentations import normalise, random_erase
+from vitrail.data.images.augment.augmentations import normalize, random_erase
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.datasets import CachedDataset, DatasetSubset, cache_if_small, estimate_decoded_bytes, open_data
 from vitrail.data.images.loader import BatchDataset, ShuffledSampler, evaluation_batches, training_batches
@@ -180,7 +180,7 @@ def test_erasing_is_independent_of_the_order() -> None:
     order = ShuffledSampler(image_count=400, batch=40)
     shares = list[float]()
     for batch in training_batches(views, order, range(10)):
-        images = normalise(batch["images"], SMALL)
+        images = normalize(batch["images"], SMALL)
         changed = (random_erase(images, batch.keys["images"], 0.25) != images).flatten(1).any(1)
         shares.append(changed.float().mean().item())
     assert max(shares) < 0.6

@@ -1,6 +1,5 @@
 """transformers: folders of ViT, DeiT and DINOv2, with the names on disk and those in memory since v5."""
 
-import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.base.errors import CheckpointError
-from vitrail.base.files import make_folder, write_text
+from vitrail.base.files import make_folder, write_json
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_recognition import (
@@ -39,7 +38,7 @@ NAME = "hf"
 # are stacked in one; `enlarging_processors`, the beginning of the names of processors that resize to 256/224 of their
 # size; `outside`, parts of names without the model's prefix; `any_size`, whether the processor tells the size of the
 # images; `own_activation`, whether `hidden_act` is not a choice; `bgr_kernel`, their and our name of the first filters
-# if their images have blue first; `processor`, the name of one that does not normalise
+# if their images have blue first; `processor`, the name of one that does not normalize
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_python": "gelu"}
 DECODER_SUFFIX = "_mae"  # of the type of a model with a decoder, after the type of its encoder: vit_mae
 LEAST_SQUASHED = 384  # pixels; larger images are not cropped by `crop_pct` of a processor
@@ -121,11 +120,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
     cropped, size_warnings = read_processor_output_size(contents.preprocessor or {}), list[str]()
     if cropped not in (None, (rows, columns)):
         size_warnings.append(f"{PREPROCESSOR_FILE} makes images of {cropped[0]}×{cropped[1]}: {rows}×{columns} is used")
-    return replace(
-        translated,
-        ignored=(*translated.ignored, *ignored),
-        warnings=(*translated.warnings, *size_warnings),
-    )
+    return replace(translated, ignored=(*translated.ignored, *ignored), warnings=(*translated.warnings, *size_warnings))
 
 
 def find_model_type(contents: RawContents, tensors: Mapping[str, Tensor]) -> FamilySource:
@@ -242,15 +237,7 @@ def fields_from_processor(processor: Mapping[str, Any] | None, source: SourceNam
         fields[name] = tuple(given) if isinstance(given, list) else (given,) * 3
     if layout.get_typed_field(processor, "do_normalize", bool, True) is False:
         fields |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    share = layout.get_typed_field(processor, "crop_pct", float, 0.0)
-    if share and resized is not None:  # of the short side if it is less than 384, as in ConvNeXt
-        fields |= {"crop": share, "fit": "short_side"} if resized[0] < 384 else {"crop": 1.0, "fit": "squash"}
-    supported = {
-        "do_resize": (True,),
-        "do_rescale": (True,),
-        "resample": (2, 3),
-        "rescale_factor": (1 / 255,),
-    }
+    supported = {"do_resize": (True,), "do_rescale": (True,), "resample": (2, 3), "rescale_factor": (1 / 255,)}
     for name, values in supported.items():
         if processor.get(name, values[0]) not in values:
             warnings.append(f"{PREPROCESSOR_FILE} has {name}={processor[name]!r}, not supported: {values[0]} is used")
@@ -290,8 +277,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     else:
         (path / PREPROCESSOR_FILE).unlink(missing_ok=True)  # left by another model
     for name, data in texts.items():
-        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-        write_text(path / name, text)
+        write_json(path / name, data)
     return source.assumed
 
 

@@ -1,6 +1,5 @@
 """transformers: folders of ImageGPT, which has biases, all zero, and its palette in preprocessor_config.json."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.base.errors import CheckpointError
-from vitrail.base.files import make_folder, write_atomically, write_text
+from vitrail.base.files import make_folder, write_atomically, write_json
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.description import Description
 from vitrail.checkpoint.family_recognition import choose_source, get_source, recognize_source
@@ -79,7 +78,7 @@ def read_palette(contents: RawContents) -> Tensor:
     except (ValueError, TypeError, RuntimeError, OverflowError):
         palette = torch.empty(0)
     if palette.ndim != 2 or palette.shape[1] != 3 or not palette.isfinite().all():
-        raise CheckpointError(f"{PALETTE_KEY!r} of {PREPROCESSOR_FILE} is not a list of colours of 3 numbers each")
+        raise CheckpointError(f"{PALETTE_KEY!r} of {PREPROCESSOR_FILE} is not a list of colors of 3 numbers each")
     return palette
 
 
@@ -109,7 +108,7 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         "size": {"height": rows, "width": columns},
     }
     for name, data in ((CONFIG_FILE, source.card(config)), (PREPROCESSOR_FILE, processor)):
-        write_text(path / name, json.dumps(data, indent=2) + "\n")
+        write_json(path / name, data)
     return source.assumed
 
 

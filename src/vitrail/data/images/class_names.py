@@ -48,7 +48,7 @@ def match_data_classes_to_model(
     if model_labels is not None and len(model_labels) != model_classes:
         raise DataError(f"it has {len(model_labels)} labels for {model_classes} classes; expected one per class")
     by_name = index_classes_by_name(model_labels or ())
-    indices = [by_name.get(normalise_class_name(name)) for name in data_classes]
+    indices = [by_name.get(normalize_class_name(name)) for name in data_classes]
     if are_known_and_distinct(indices):
         return tuple(index for index in indices if index is not None), ""
     numbers = [parse_class_number(name, model_classes) for name in data_classes]
@@ -84,11 +84,11 @@ def index_classes_by_name(labels: Sequence[str]) -> dict[str, int]:
 def index_unambiguous_names(names: Sequence[tuple[str, int]]) -> dict[str, int]:
     indices_by_name = dict[str, set[int]]()
     for name, index in names:
-        indices_by_name.setdefault(normalise_class_name(name), set()).add(index)
+        indices_by_name.setdefault(normalize_class_name(name), set()).add(index)
     return {name: min(indices) for name, indices in indices_by_name.items() if len(indices) == 1}
 
 
-def normalise_class_name(name: str) -> str:
+def normalize_class_name(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 

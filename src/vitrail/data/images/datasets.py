@@ -165,7 +165,7 @@ class TorchDatasetAdapter:
         names = read_attribute(dataset, "classes") or read_attribute(inner, "classes") or ()
         targets = find_targets(dataset)
         self.has_labels = need_classes or targets is not None or self.has_label(0)
-        names = names if self.has_labels else ()  # torchvision's STL10 names classes, but its unlabelled part has none
+        names = names if self.has_labels else ()  # torchvision's STL10 names classes, but its unlabeled part has none
         self.class_limit = len(names) or MAX_CLASSES
         self.labels = (
             np.full(len(dataset), UNKNOWN_LABEL)
@@ -182,11 +182,12 @@ class TorchDatasetAdapter:
         return open_image(self.source(index)), self.label(index)
 
     def source(self, index: int) -> Any:
-        if not self.has_labels:
-            return self.read_unlabelled_image(index)
-        expected = "expected (image, label), the label a whole number"
+        expected = "expected (image, label), the label a whole number" if self.has_labels else "expected an image"
         try:
-            image, label = self.dataset[index][:2]
+            item = self.dataset[index]
+            if not self.has_labels:
+                return item[0] if isinstance(item, tuple | list) else item
+            image, label = item[:2]
             label = int(label)
         except VitrailError:
             raise
@@ -196,15 +197,6 @@ class TorchDatasetAdapter:
             raise DataError(f"{self.name(index)} has the label {label}; {expected} from 0 to {self.class_limit - 1}")
         self.labels[index] = label
         return image
-
-    def read_unlabelled_image(self, index: int) -> Any:
-        try:
-            item = self.dataset[index]
-            return item[0] if isinstance(item, tuple | list) else item
-        except VitrailError:
-            raise
-        except Exception as error:  # foreign code may raise anything
-            raise DataError(f"{self.name(index)} cannot be read: {describe_error(error)}; expected an image") from error
 
     def has_label(self, index: int) -> bool:
         """Whether the item is (image, label, …), with an integer label."""

@@ -65,7 +65,7 @@ class ShuffledSampler:
 
     def batch_at(self, step: int) -> BatchIndices:
         epoch, number = divmod(step, self.steps_per_epoch)
-        images = ceil(self.batch / self.repeats)  # also the distance of an image's views: Mixup pairs neighbours
+        images = ceil(self.batch / self.repeats)  # also the distance of an image's views: Mixup pairs neighbors
         chosen = shuffle_indices(self.image_count, self.seed, epoch)[number * images : (number + 1) * images]
         rows = np.arange(self.batch)
         return BatchIndices(epoch, chosen[rows % images], rows // images)

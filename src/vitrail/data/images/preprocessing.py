@@ -1,4 +1,4 @@
-"""From an image to model input: antialiased resize, centre crop and normalisation, numerically identical to timm."""
+"""From an image to model input: antialiased resize, centre crop and normalization, numerically identical to timm."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamp
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How an image becomes model input: resize, centre crop, normalise.
+    """How an image becomes model input: resize, centre crop, normalize.
 
     The short side is resized to floor(image_size / crop) pixels (224 / 0.9 → 248) with an antialiased filter, and the
     long side in proportion, rounded down. The centre of `image_size` is cropped, and each channel becomes
@@ -57,10 +57,10 @@ class Preprocessing:
 def preprocess_image(image: Image.Image, preprocessing: Preprocessing) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The model input for an RGB image: (channels, rows, columns), one channel if there is one mean."""
     image = resize_and_crop(image, preprocessing)
-    return normalise_pixels(np.asarray(image).reshape(image.height, image.width, -1), preprocessing)
+    return normalize_pixels(np.asarray(image).reshape(image.height, image.width, -1), preprocessing)
 
 
-def normalise_pixels(
+def normalize_pixels(
     pixels: np.ndarray[Any, np.dtype[np.uint8]], preprocessing: Preprocessing
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Pixels from 0 to 255, (rows, columns, C) → the model input (C, rows, columns)."""
@@ -69,7 +69,7 @@ def normalise_pixels(
 
 
 def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The image at the model's size, grey if there is one mean; not yet normalised."""
+    """The image at the model's size, grey if there is one mean; not yet normalized."""
     mode = get_pillow_mode(preprocessing)
     image = image if image.mode == mode else image.convert(mode)
     rows, columns = compute_checked_resize_size((image.height, image.width), preprocessing)

@@ -124,8 +124,8 @@ def train_wordpiece_tokenizer(texts: list[str], vocabulary: int) -> "Tokenizer":
 
 def list_continuations(tokenizer: "Tokenizer", texts: list[str]) -> list[str]:
     """The characters that continue a word somewhere in the texts, with their prefix, sorted."""
-    normalise, divide = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
-    chunks = {chunk for text in texts for chunk in normalise(text).split(" ")}
+    normalize, divide = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+    chunks = {chunk for text in texts for chunk in normalize(text).split(" ")}
     letters = {letter for chunk in chunks for word, _ in divide(chunk) for letter in word[1:]}
     return [f"{CONTINUATION}{letter}" for letter in sorted(letters)]
 
@@ -211,7 +211,7 @@ class TextTokenizer:
 
     @classmethod
     def train_bpe(cls, texts: Iterable[str], vocabulary: int) -> "TextTokenizer":
-        """Byte-pair encoding (Sennrich, 2016): the most frequent pair of neighbours is merged, again and again."""
+        """Byte-pair encoding (Sennrich, 2016): the most frequent pair of neighbors is merged, again and again."""
         return cls.train("bpe", texts, vocabulary)
 
     @classmethod

@@ -17,7 +17,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.checkpoint.checksums import LIBRARIES, checksum_tensors
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.exported_model import ExportedModel
-from vitrail.export.exported_module import ExportedModule
+from vitrail.export.torch_modules import ExportedModule
 from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel, check_reads_images, find_image_model

@@ -21,7 +21,7 @@ from vitrail.base.files import get_cache_folder, make_writable_folder
 from vitrail.base.progress import track_progress
 from vitrail.data.batch import wrap_dead_worker_errors
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSubset, ImageDataset
 from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.data.images.loader import evaluation_batches
@@ -143,7 +143,7 @@ def run_pass(work: FeaturePass, store: FeatureStore, advance: Callable[[int], ob
             unreadable.update(zip(np.setdiff1d(indices, readable).tolist(), each.skipped, strict=True))  # in one order
             lacking = [np.flatnonzero(~file.valid[readable]) for file in files]
             if any(map(len, lacking)):
-                images = normalise(each["images"].to(store.device), work.preprocessing)
+                images = normalize(each["images"].to(store.device), work.preprocessing)
                 for (source, file), rows in zip(work.missing, lacking, strict=True):
                     if len(rows):
                         file.write(readable[rows], compute_checked_features(source, images).cpu().numpy()[rows])

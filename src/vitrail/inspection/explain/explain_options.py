@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.base.text import format_count
-from vitrail.data.images.class_names import index_classes_by_name, normalise_class_name, split_label
+from vitrail.data.images.class_names import index_classes_by_name, normalize_class_name, split_label
 from vitrail.inspection.attention.capture import (
     AnyAttention,
     find_window_mixing,
@@ -316,12 +316,12 @@ def find_class_index(given: int | str, classes: int, labels: Sequence[str] | Non
             raise ConfigError(f"class is {text}; expected 0 to {classes - 1}: there are {classes}")
         return int(text)
     names = index_classes_by_name(labels or ())
-    if normalise_class_name(text) in names:
-        return names[normalise_class_name(text)]
+    if normalize_class_name(text) in names:
+        return names[normalize_class_name(text)]
     matches = [
         n
         for n, label in enumerate(labels or ())
-        if normalise_class_name(text) in map(normalise_class_name, split_label(label))
+        if normalize_class_name(text) in map(normalize_class_name, split_label(label))
     ]
     if matches:
         raise ConfigError(

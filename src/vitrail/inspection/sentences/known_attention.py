@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vitrail.base.errors import ConfigError
 from vitrail.data.captions.collages import CollageImages, find_nouns, is_noun_gone
 from vitrail.data.images.array_dataset import ArrayDataset
-from vitrail.data.images.augment.augmentations import normalise
+from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.batches import TokenRows
@@ -142,7 +142,7 @@ def encode_pixels(
 ) -> Memory:
     """The tokens of images (B, rows, columns, C)."""
     batch = next(iter(evaluation_batches(ArrayDataset(pixels, None, ()), preprocessing, batch=len(pixels))))
-    return model.encode(normalise(batch["images"].to(device), preprocessing))
+    return model.encode(normalize(batch["images"].to(device), preprocessing))
 
 
 def write_sentences(model: CaptionModel, tokenizer: TextTokenizer, memory: Memory) -> list[str]:

@@ -16,14 +16,7 @@ from typing import Any
 
 from vitrail import __version__
 from vitrail.base.errors import ConfigError, VitrailError, describe_error
-from vitrail.base.files import (
-    FILE_KINDS,
-    is_temporary_name,
-    make_writable_folder,
-    read_text,
-    sync_to_disk,
-    write_text,
-)
+from vitrail.base.files import FILE_KINDS, is_temporary_name, make_writable_folder, read_text, sync_to_disk, write_text
 from vitrail.base.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verify_and_remove_checksum
 from vitrail.base.locks import LOCK_FILE_NAME, lock_folder
 

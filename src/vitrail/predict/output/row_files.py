@@ -5,6 +5,7 @@ A file is gathered row by row in OUT.partial, as CSV or as JSON lines, and OUT a
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -70,29 +71,15 @@ class RowFile:
         path = self.partial.folder / self.layout.file_name
         if path != self.rows.path:
             with self.partial.convert_write_errors():
-                records = CountingIterator(record for record, _ in self.rows.read_records())
+                written = count()
+                records = (record for (record, _), _ in zip(self.rows.read_records(), written, strict=False))
                 with path.open("wb") as file:
                     write_records(records, self.layout, file)
-                if records.count != self.rows.log.count:
+                if next(written) != self.rows.log.count:
                     raise WritingError(
                         f"{self.rows.path} was damaged while the job ran; use `resume` to compute the rest"
                     )
         self.partial.finish()
-
-
-class CountingIterator:
-    """An iterator that counts its items."""
-
-    def __init__(self, rows: Iterator[Record]) -> None:
-        self.rows, self.count = rows, 0
-
-    def __iter__(self) -> Iterator[Record]:
-        return self
-
-    def __next__(self) -> Record:
-        row = next(self.rows)
-        self.count += 1
-        return row
 
 
 def write_records(records: Iterator[Record], layout: RowLayout, file: BinaryIO) -> None:

@@ -92,20 +92,20 @@ class SearchRules:
         if self.stop not in get_args(Stop):
             raise unknown_name_error("`stop`", self.stop, get_args(Stop))
 
-    def normalise(self, log_probability: float, length: int) -> float:
+    def normalize(self, log_probability: float, length: int) -> float:
         return log_probability / compute_penalty(self.penalty, length, self.alpha)
 
     def is_over(self, scores: Sequence[float], live: float, length: int, limit: int) -> bool:
         """Whether a row with these hypotheses, best first, ends, if its best beam is `live` with `length` tokens.
 
         A beam cannot gain probability, but its penalty grows with its length, up to the `limit`: what it has now,
-        normalised at the limit, is a bound of all that it can become.
+        normalized at the limit, is a bound of all that it can become.
         """
         if self.stop == "exact" and self.beam > 1:
-            return len(scores) >= self.n_best and self.normalise(live, limit) <= scores[self.n_best - 1]
+            return len(scores) >= self.n_best and self.normalize(live, limit) <= scores[self.n_best - 1]
         if len(scores) < self.beam:
             return False
-        return self.stop == "first" or self.beam == 1 or self.normalise(live, length) <= scores[self.beam - 1]
+        return self.stop == "first" or self.beam == 1 or self.normalize(live, length) <= scores[self.beam - 1]
 
 
 class RowSearch:
@@ -128,7 +128,7 @@ class RowSearch:
             parent, token = divmod(continuation, vocabulary)
             ends = token == self.rules.end or length == self.limit
             if ends and rank < self.rules.beam:
-                node = self.add_node(token, self.beams[parent], score, length, self.rules.normalise(score, length))
+                node = self.add_node(token, self.beams[parent], score, length, self.rules.normalize(score, length))
                 self.hypotheses.append(self.make_hypothesis(node))
             elif not ends and len(kept) < self.rules.beam:
                 kept.append((parent, self.add_node(token, self.beams[parent], score, length)))
@@ -155,7 +155,7 @@ class RowSearch:
         return check_numbers(
             Hypothesis(
                 tokens=tuple(tokens[: len(tokens) - finished]),
-                score=self.rules.normalise(node.log_probability, node.length),
+                score=self.rules.normalize(node.log_probability, node.length),
                 log_probability=node.log_probability,
                 finished=finished,
                 token_log_probabilities=tuple(after - before for before, after in pairwise(totals)),

@@ -33,7 +33,7 @@ from vitrail.data.images.augment.augmentations import (
     auto_augment_amount,
     can_augment_as_batch,
     mixup_or_cutmix,
-    normalise,
+    normalize,
     rand_augment_amount,
     random_cutmix_box,
     random_erase,
@@ -81,7 +81,7 @@ def test_default_equals_evaluation(options: dict[str, Any]) -> None:
     preprocessing = Preprocessing(**fields)
     pixels = augment_image(make_image(), Augmentation(), preprocessing, 7)
     assert torch.equal(
-        normalise(pixels, preprocessing), torch.from_numpy(preprocess_image(make_image(), preprocessing))
+        normalize(pixels, preprocessing), torch.from_numpy(preprocess_image(make_image(), preprocessing))
     )
 
 
@@ -395,8 +395,8 @@ def test_normalise_is_bit_identical_to_preprocess_image(channels: int) -> None:
         2, 0, 1
     )
     expected = torch.from_numpy(preprocess_image(image, preprocessing))
-    assert torch.equal(normalise(pixels, preprocessing), expected)
-    assert torch.equal(normalise(pixels.expand(2, -1, -1, -1), preprocessing), expected.expand(2, -1, -1, -1))
+    assert torch.equal(normalize(pixels, preprocessing), expected)
+    assert torch.equal(normalize(pixels.expand(2, -1, -1, -1), preprocessing), expected.expand(2, -1, -1, -1))
 
 
 def test_erasing_changes_one_rectangle_at_the_given_rate() -> None:

@@ -20,7 +20,7 @@ from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.augment import views as view_module
 from vitrail.data.images.augment.augmentations import augment_image
 from vitrail.data.images.augment.config import Augmentation, ViewAugmentation
-from vitrail.data.images.augment.views import ColourDraws, View, recolour
+from vitrail.data.images.augment.views import ColorDraws, View, recolor
 from vitrail.data.images.datasets import CachedDataset, DatasetSubset, TorchDatasetAdapter, open_data
 from vitrail.data.images.decoding.crops import decode_crops
 from vitrail.data.images.loader import BatchDataset, ShuffledSampler, training_batches
@@ -114,7 +114,7 @@ def make_pixels(count: int, channels: int = 3) -> Tensor:
 
 def change(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> Tensor:
     pixels = pixels.clone()
-    recolour(pixels, augmentation, keys)
+    recolor(pixels, augmentation, keys)
     return pixels
 
 
@@ -122,7 +122,7 @@ def change(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.uint
 def test_views_equal_torchvision_with_the_same_choices(channels: int) -> None:
     pixels, keys = make_pixels(40, channels), make_view_keys(0, 0, np.arange(40), 0)
     augmentation = replace(ALL, solarize_rate=0.0)
-    draws, changed = ColourDraws(augmentation, keys), change(pixels, augmentation, keys)
+    draws, changed = ColorDraws(augmentation, keys), change(pixels, augmentation, keys)
     for row, (image, result) in enumerate(zip(pixels, changed, strict=True)):
         expected = image / 255
         assert (draws.order[row] >= 0).all() == draws.jitter[row]
@@ -170,7 +170,7 @@ def test_rates(name: str, others: dict[str, Any]) -> None:
 
 def test_choices_are_independent_of_one_another_and_of_the_crop() -> None:
     keys = make_view_keys(0, 0, np.arange(2000), 0)
-    draws = ColourDraws(replace(ALL, jitter_rate=0.5, grey_rate=0.5, solarize_rate=0.5), keys)
+    draws = ColorDraws(replace(ALL, jitter_rate=0.5, grey_rate=0.5, solarize_rate=0.5), keys)
     choices = (uniform_randoms(keys, 1)[:, 0] < 0.5, draws.jitter, draws.grey, draws.blur, draws.solarize)
     shares = np.corrcoef(np.stack(choices).astype(float))
     assert np.abs(shares - np.eye(5)).max() < 0.1

@@ -77,7 +77,7 @@ IMAGENET_POLICY: tuple[tuple[PolicyStep, PolicyStep], ...] = (
 
 
 def augment_image(source: Any, augmentation: Augmentation, preprocessing: Preprocessing, key: int) -> Tensor:
-    """Crop, flip, then change the colours of an image: uint8 (channels, rows, columns).
+    """Crop, flip, then change the colors of an image: uint8 (channels, rows, columns).
 
     `source` is any input of `open_image`.
     """
@@ -142,7 +142,7 @@ def shift_and_flip_batch(pixels: Tensor, augmentation: Augmentation, keys: NDArr
 
 @dataclass(frozen=True)
 class WarpOptions:
-    """Fill colour and resampling filter of geometric operations."""
+    """Fill color and resampling filter of geometric operations."""
 
     fill: tuple[int, ...] | int
     resample: Image.Resampling
@@ -151,7 +151,7 @@ class WarpOptions:
 def apply_policy_and_jitter(
     image: Image.Image, augmentation: Augmentation, preprocessing: Preprocessing, random: Random
 ) -> Image.Image:
-    """Apply the policy, then colour jitter."""
+    """Apply the policy, then color jitter."""
     means = tuple(min(255, round(255 * mean)) for mean in preprocessing.mean)
     warp = WarpOptions(means[0] if image.mode == "L" else means, PILLOW_FILTERS[preprocessing.interpolation])
     if augmentation.policy == "rand":
@@ -211,7 +211,7 @@ def randomly_negate(name: str, amount: float, random: Random) -> float:
 
 
 def apply_operation(image: Image.Image, name: str, amount: float, warp: WarpOptions) -> Image.Image:
-    """Apply one operation. `amount` is a factor minus 1 for colours, a share of the side for translations.
+    """Apply one operation. `amount` is a factor minus 1 for colors, a share of the side for translations.
 
     Posterizing keeps `amount` bits per value; 0 bits give a black image.
     """
@@ -275,7 +275,7 @@ def color_jitter(image: Image.Image, strength: float, random: Random) -> Image.I
     return image
 
 
-def normalise(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
+def normalize(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     """uint8 (…, channels, rows, columns) to model input, bit-identical to `preprocess_image`; floats stay unchanged."""
     if pixels.is_floating_point():
         return pixels
@@ -317,7 +317,7 @@ def mixup_or_cutmix(
 ) -> tuple[Tensor, Tensor]:
     """Mixup (https://arxiv.org/abs/1710.09412) or CutMix (https://arxiv.org/abs/1905.04899), and targets (B, classes).
 
-    Neighbours are mixed, 0 with 1 and 2 with 3, so that ranks and micro-batches of even size give the same result; the
+    Neighbors are mixed, 0 with 1 and 2 with 3, so that ranks and micro-batches of even size give the same result; the
     last image of an odd batch is not mixed.
     """
     random = Random(key)

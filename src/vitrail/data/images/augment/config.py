@@ -7,7 +7,7 @@ from typing import Any, Literal
 from vitrail.base.errors import ConfigError
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, SHARE, check_fields
 
-MAX_HUE = 0.5  # half a turn of the colour circle
+MAX_HUE = 0.5  # half a turn of the color circle
 MAX_LEVEL = 255  # of a pixel
 
 
@@ -37,7 +37,7 @@ class Augmentation:
     magnitude: float = field_with_help(9.0, "For policy rand: magnitude of the operations, 0 to 10.", MAY_BE_ZERO)
     magnitude_std: float = field_with_help(0.5, "For policy rand: standard deviation of the magnitude.", MAY_BE_ZERO)
     operations: int = field_with_help(2, "For policy rand: operations per image.", MAY_BE_ZERO)
-    jitter: float = field_with_help(0.0, "Strength of colour jitter (brightness, contrast, saturation).", MAY_BE_ZERO)
+    jitter: float = field_with_help(0.0, "Strength of color jitter (brightness, contrast, saturation).", MAY_BE_ZERO)
     erase: float = field_with_help(0.0, "Probability of random erasing.", SHARE)
     mixup: float = field_with_help(0.0, "Alpha of Mixup; 0 disables it.", MAY_BE_ZERO)
     cutmix: float = field_with_help(0.0, "Alpha of CutMix; 0 disables it.", MAY_BE_ZERO)
@@ -61,7 +61,7 @@ def check_crop_limits(area: tuple[float, ...], aspect: tuple[float, ...]) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class ViewAugmentation:
-    """Random resized crop, flip, colour jitter, grey, blur and solarize, in this order; colours are off by default.
+    """Random resized crop, flip, color jitter, grey, blur and solarize, in this order; colors are off by default.
 
     SimCLR (https://arxiv.org/abs/2002.05709) jitters with strengths 0.8, 0.8, 0.8 and 0.2; BYOL
     (https://arxiv.org/abs/2006.07733) and DINO (https://arxiv.org/abs/2104.14294) with 0.4, 0.4, 0.2 and 0.1; all with
@@ -71,11 +71,11 @@ class ViewAugmentation:
     area: tuple[float, ...] = field_with_help((0.08, 1.0), "Smallest and largest share of the image area in a crop.")
     aspect: tuple[float, ...] = field_with_help((3 / 4, 4 / 3), "Smallest and largest ratio of width to height.")
     flip: float = field_with_help(0.5, "Probability of a horizontal flip.", SHARE)
-    jitter_rate: float = field_with_help(0.8, "Probability of colour jitter, in random order.", SHARE)
+    jitter_rate: float = field_with_help(0.8, "Probability of color jitter, in random order.", SHARE)
     brightness: float = field_with_help(0.0, "Jitter: factors within 1 ± this value.", MAY_BE_ZERO)
     contrast: float = field_with_help(0.0, "Jitter: factors within 1 ± this value.", MAY_BE_ZERO)
     saturation: float = field_with_help(0.0, "Jitter: factors within 1 ± this value.", MAY_BE_ZERO)
-    hue: float = field_with_help(0.0, "Jitter: shifts within ± this share of the colour circle.", MAY_BE_ZERO)
+    hue: float = field_with_help(0.0, "Jitter: shifts within ± this share of the color circle.", MAY_BE_ZERO)
     grey_rate: float = field_with_help(0.0, "Probability of a grey image.", SHARE)
     blur_rate: float = field_with_help(0.0, "Probability of a Gaussian blur.", SHARE)
     blur_sigma: tuple[float, ...] = field_with_help((0.1, 2.0), "Smallest and largest sigma of the blur, in pixels.")

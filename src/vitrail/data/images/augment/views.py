@@ -33,7 +33,7 @@ from vitrail.data.images.decoding.crops import (
 )
 from vitrail.data.images.decoding.image_formats import prefix_errors_with_path
 from vitrail.data.images.preprocessing import Preprocessing, get_pillow_mode
-from vitrail.data.rng import COLOUR_PURPOSE, make_view_keys, uniform_randoms
+from vitrail.data.rng import COLOR_PURPOSE, make_view_keys, uniform_randoms
 from vitrail.models.base.checks import Size, check_count, pair
 
 DEFAULT_VIEW_NAME = "images"
@@ -130,7 +130,7 @@ def adjust_saturation(images: Tensor, amounts: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Tensor, amounts: Tensor) -> Tensor:
-    """Rotate the hue of the HSV colours by a share of the colour circle, one share per image."""
+    """Rotate the hue of the HSV colors by a share of the color circle, one share per image."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.unbind(1)
@@ -183,11 +183,11 @@ def gaussian_blur(images: Tensor, sigmas: NDArray[np.float64], radius: int) -> T
         weights /= 2 * weights.sum(1, keepdims=True) - 1  # both sides of the kernel; the centre, 1, counts once
         kernels, indices = torch.from_numpy(weights.astype(np.float32))[:, :, None, None, None], torch.from_numpy(rows)
         padded = F.pad(images.index_select(0, indices), (each,) * 4, mode="reflect")
-        blurred.index_copy_(0, indices, weigh_neighbours(weigh_neighbours(padded, kernels, 2), kernels, 3))
+        blurred.index_copy_(0, indices, weigh_neighbors(weigh_neighbors(padded, kernels, 2), kernels, 3))
     return blurred
 
 
-def weigh_neighbours(padded: Tensor, kernels: Tensor, axis: int) -> Tensor:
+def weigh_neighbors(padded: Tensor, kernels: Tensor, axis: int) -> Tensor:
     """The sum of shifted images weighed by one half of symmetric kernels, (N, radius + 1, 1, 1, 1)."""
     radius = kernels.shape[1] - 1
     size = padded.shape[axis] - 2 * radius
@@ -218,9 +218,9 @@ def resize_crop(crop: NDArray[np.uint8], preprocessing: Preprocessing, *, flip: 
     return pixels.flip(-1) if flip else pixels
 
 
-def recolour(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> None:
-    """Change the colours of crops, uint8 (N, C, h, w), in place, with one key each."""
-    draws = ColourDraws(augmentation, keys)
+def recolor(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> None:
+    """Change the colors of crops, uint8 (N, C, h, w), in place, with one key each."""
+    draws = ColorDraws(augmentation, keys)
     chosen = np.flatnonzero(draws.jitter | draws.grey | draws.blur)
     for rows in np.array_split(chosen, max(1, chosen.size * pixels[:1].numel() // CHUNK_VALUES)):
         # numpy copies rows of bytes at once, torch one by one
@@ -231,11 +231,11 @@ def recolour(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.ui
     pixels.numpy()[rows] = solarize(torch.from_numpy(pixels.numpy()[rows]), augmentation.solarize_threshold).numpy()
 
 
-class ColourDraws:
+class ColorDraws:
     """The random choices of N images, by their keys."""
 
     def __init__(self, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> None:
-        jitter, grey, blur, sigma, inverted, *rest = uniform_randoms(keys, 13, COLOUR_PURPOSE).T
+        jitter, grey, blur, sigma, inverted, *rest = uniform_randoms(keys, 13, COLOR_PURPOSE).T
         factors, order = np.stack(rest[:4], 1), np.stack(rest[4:], 1)
         strengths = np.array(augmentation.jitter_strengths)
         lowest = np.append(np.maximum(1 - strengths[:3], 0), -augmentation.hue)
@@ -252,7 +252,7 @@ class ColourDraws:
 
 
 def jitter_grey_and_blur(
-    images: Tensor, augmentation: ViewAugmentation, draws: ColourDraws, chosen: NDArray[np.int64]
+    images: Tensor, augmentation: ViewAugmentation, draws: ColorDraws, chosen: NDArray[np.int64]
 ) -> Tensor:
     """Change the chosen images, float (N, C, h, w); values are rounded once, afterwards."""
     for numbers in draws.order[chosen].T:
@@ -299,7 +299,7 @@ class NamedView:
         return SizedBox(box, self.size)
 
     def make_view(self, crop: NDArray[np.uint8], key: int, draw: float) -> Tensor:
-        """A view, for a ViewAugmentation before its colours: uint8 (C, h, w), or (1, h, w) of a grey image."""
+        """A view, for a ViewAugmentation before its colors: uint8 (C, h, w), or (1, h, w) of a grey image."""
         if isinstance(self.augmentation, ViewAugmentation):
             return resize_crop(crop, self.preprocessing, flip=draw < self.augmentation.flip)
         return augment_image(crop, self.augmentation, self.preprocessing, key)
@@ -327,7 +327,7 @@ class ViewMaker:
         return make_view_keys(seed, epoch, indices, replicas * self.total + np.arange(self.total)[:, None])
 
     def crop_image(self, source: Any, keys: NDArray[np.uint64]) -> list[Tensor]:
-        """The V views of one image with these keys, before their colours: uint8 (C or 1, h, w)."""
+        """The V views of one image with these keys, before their colors: uint8 (C or 1, h, w)."""
         draws: list[list[float]] = uniform_randoms(keys, 1 + UNIFORMS_PER_BOX).tolist()  # the first one is for the flip
 
         def choose(rows: int, columns: int) -> list[SizedBox]:
@@ -353,7 +353,7 @@ class ViewMaker:
                 for row, crop in enumerate(crops[view.part]):
                     pixels[row, column] = crop
             if isinstance(view.augmentation, ViewAugmentation):
-                recolour(pixels.flatten(0, 1), view.augmentation, own_keys.reshape(-1))
+                recolor(pixels.flatten(0, 1), view.augmentation, own_keys.reshape(-1))
             tensors[view.name] = pixels
         return tensors, {view.name: keys[view.part] for view in self.views}
 

@@ -35,7 +35,7 @@ SIGNATURES = {
     # two of them are invalid but common
     **dict.fromkeys((b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"), "TIFF"),
 }
-UNSUPPORTED_SIGNATURES = {  # recognised, but not supported
+UNSUPPORTED_SIGNATURES = {  # recognized, but not supported
     b"%PDF": "a PDF file",
     b"%!PS": "a PostScript file",
     b"\x04%!PS": "a PostScript file",

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from vitrail.base.errors import DataError
-from vitrail.data.images.decoding.image_formats import (
-    BoundedFile,
-    ImageLimits,
-    check_pixels,
-    read_exif_orientation,
-)
+from vitrail.data.images.decoding.image_formats import BoundedFile, ImageLimits, check_pixels, read_exif_orientation
 
 try:
     import simplejpeg
@@ -127,11 +122,11 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     if simplejpeg is None or not is_jpeg(data):
         return None
     try:
-        rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data)
+        rows, columns, colors, _ = simplejpeg.decode_jpeg_header(data)
     except Exception:  # Pillow reads it or reports what is wrong
         return None
     orientation = find_jpeg_orientation(data)
-    if orientation is None or colours not in ("YCbCr", "RGB", "Gray"):  # Pillow converts CMYK differently
+    if orientation is None or colors not in ("YCbCr", "RGB", "Gray"):  # Pillow converts CMYK differently
         return None
     return JpegHeader(rows, columns, orientation)
 

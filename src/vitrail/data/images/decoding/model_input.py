@@ -32,7 +32,7 @@ from vitrail.data.images.preprocessing import (
     center_crop,
     compute_checked_resize_size,
     get_pillow_mode,
-    normalise_pixels,
+    normalize_pixels,
     resize_and_crop,
 )
 
@@ -48,7 +48,7 @@ MAX_SIMPLEJPEG_PIXELS = 2**20  # for more, Pillow is faster than simplejpeg and 
 def decode_for_model(
     source: Any, preprocessing: Preprocessing, limits: ImageLimits = DEFAULT_LIMITS, *, reduce_jpeg: bool = False
 ) -> NDArray[np.uint8]:
-    """The model input before normalisation: (rows, columns, channels).
+    """The model input before normalization: (rows, columns, channels).
 
     `source` is any input of `open_image`; the pixels are those of `resize_and_crop(open_image(source))`. With
     `reduce_jpeg` a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which changes them slightly.
@@ -116,7 +116,7 @@ class ImageTransform:
     """A transform as torchvision's: a photo → a tensor (C, rows, columns) on the CPU.
 
     A photo is a path, bytes, a Pillow image, an array or a tensor. Without a dtype the result is what an exported model
-    takes: an array of uint8 (rows, columns, C), not normalised.
+    takes: an array of uint8 (rows, columns, C), not normalized.
     """
 
     preprocessing: Preprocessing
@@ -128,4 +128,4 @@ class ImageTransform:
             return pixels
         import torch
 
-        return torch.from_numpy(normalise_pixels(pixels, self.preprocessing)).to(self.dtype)
+        return torch.from_numpy(normalize_pixels(pixels, self.preprocessing)).to(self.dtype)

@@ -138,11 +138,11 @@ def reduce_image_to_8_bits(image: Image.Image, where: str) -> Image.Image:
     low, high = extremes
     if low < 0 or high > 65535:
         raise DataError(f"{where} has values from {low} to {high}; expected 16 bits, 0 to 65535")
-    return convert_in_strips(image, "L", lambda strip: Image.fromarray(scale_16_to_8_bits(np.asarray(strip))))
 
+    def scale(strip: Image.Image) -> Image.Image:
+        return Image.fromarray(((np.asarray(strip).astype(np.uint32) + 128) // 257).astype(np.uint8))
 
-def scale_16_to_8_bits(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    return convert_in_strips(image, "L", scale)
 
 
 def pillow_image_from_array(array: np.ndarray[Any, Any], expected: str = EXPECTED_ARRAY) -> Image.Image:

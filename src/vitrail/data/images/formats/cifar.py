@@ -80,8 +80,8 @@ def read_cifar_split(
         read_binary_file(file, layout) if layout.label_bytes else read_pickled_batch(file, layout) for file in files
     ]
     labels = [check_label_range(part[1], layout.classes, str(file)) for file, part in zip(files, parts, strict=True)]
-    colours = np.split(np.concatenate([part[0] for part in parts]), 3, axis=1)
-    images = np.stack(colours, axis=-1)  # three times as fast as a transposition
+    colors = np.split(np.concatenate([part[0] for part in parts]), 3, axis=1)
+    images = np.stack(colors, axis=-1)  # three times as fast as a transposition
     return ArrayDataset(
         images.reshape(-1, IMAGE_SIDE, IMAGE_SIDE, 3), np.concatenate(labels), classes, f"{folder} ({names[0]})"
     )

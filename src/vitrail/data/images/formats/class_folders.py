@@ -54,7 +54,7 @@ def match_real_labels(paths: Iterable[str], real: list[tuple[int, ...]]) -> list
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 TRAIN_FOLDER_NAMES = ("train", "training")
 VAL_FOLDER_NAMES = ("val", "valid", "validation", "test", "testing")  # the first one that exists is used
-UNLABELLED_FOLDER_NAMES = ("test", "testing")  # test sets of competitions have no labels
+UNLABELED_FOLDER_NAMES = ("test", "testing")  # test sets of competitions have no labels
 EXPECTED_CLASS_FOLDERS = f"one folder of images per class ({', '.join(IMAGE_SUFFIXES)})"
 
 
@@ -178,10 +178,10 @@ def find_train_and_val_folders(root: Path) -> tuple[Path | None, Path | None, li
     # a class may be named train too, but then it has no subfolders
     if not splits or not (any(has_subfolders(folder) for folder in splits) or len(splits) == len(folders)):
         return root, None, []
-    labelled = [
-        name for name in validation if has_subfolders(folders[name]) or not train or name not in UNLABELLED_FOLDER_NAMES
+    labeled = [
+        name for name in validation if has_subfolders(folders[name]) or not train or name not in UNLABELED_FOLDER_NAMES
     ]
-    val = folders[labelled[0]] if labelled else None
+    val = folders[labeled[0]] if labeled else None
     unused = sorted(folder.name for folder in folders.values() if folder not in (train, val))
     return train, val, [f"{root}: {quote_names(unused)} not used"] if unused else []
 

@@ -58,7 +58,7 @@ def read_mnist_folder(folder: Path) -> tuple[ArrayDataset | None, ArrayDataset |
 
 
 def choose_class_names(labels: dict[str, NDArray[Any]], folder: Path) -> tuple[str, ...]:
-    """The class names of Fashion-MNIST if it is recognised, else numbers."""
+    """The class names of Fashion-MNIST if it is recognized, else numbers."""
     first_labels = tuple(labels["train"][: len(FASHION_FIRST_LABELS)].tolist()) if "train" in labels else ()
     if first_labels == FASHION_FIRST_LABELS or "fashion" in str(folder.resolve()).lower():
         return FASHION

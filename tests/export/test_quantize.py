@@ -23,7 +23,7 @@ from vitrail.base.errors import CheckpointError
 from vitrail.export.agreement import count_agreeing_images, make_photo_crops
 from vitrail.export.description import CONFIG_FILE, METADATA_KEY, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
-from vitrail.export.quantise import quantise_onnx_file, write_int8_export
+from vitrail.export.quantize import quantize_onnx_file, write_int8_export
 
 
 def run(path: Path, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -122,10 +122,10 @@ def test_product_with_an_outlier_input_stays_float32(
 ) -> None:
     pixels = random_pixels(8, (64, 64))
     graph_of_products(tmp_path / "exact.onnx", factor)
-    assert quantise_onnx_file(tmp_path / "exact.onnx", tmp_path / "a.onnx", pixels) == float_products
+    assert quantize_onnx_file(tmp_path / "exact.onnx", tmp_path / "a.onnx", pixels) == float_products
     assert kinds(tmp_path / "a.onnx").count("MatMul") == len(float_products)
-    monkeypatch.setattr("vitrail.export.quantise.OUTLIER_RATIO", np.inf)
-    assert quantise_onnx_file(tmp_path / "exact.onnx", tmp_path / "b.onnx", pixels) == []
+    monkeypatch.setattr("vitrail.export.quantize.OUTLIER_RATIO", np.inf)
+    assert quantize_onnx_file(tmp_path / "exact.onnx", tmp_path / "b.onnx", pixels) == []
     apart = [
         np.abs(run(tmp_path / name, pixels) - run(tmp_path / "exact.onnx", pixels)).max()
         for name in ("a.onnx", "b.onnx")

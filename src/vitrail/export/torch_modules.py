@@ -1,9 +1,10 @@
-"""The module that is exported: it takes pixels as Pillow gives them, and its first layer normalises them.
+"""Modules for exports: what is exported, which takes pixels as Pillow gives them, and an exported model in its place.
 
 B batch, N tokens, D width, H heads, C channels, P×Q patch, n patches.
 """
 
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.description import OutputKind
+from vitrail.export.exported_model import ExportedModel
 from vitrail.layers.attention import SelfAttention
 from vitrail.layers.embed import PatchEmbed
 from vitrail.layers.positions import Grid
-from vitrail.models.base.checks import find_image_config
+from vitrail.models.base.checks import Size, find_image_config
 from vitrail.models.base.contract import find_image_model, unwrap_compiled
 from vitrail.models.parts.token_merging import MergingBlocks
 
@@ -39,7 +41,7 @@ class ExportModule(nn.Module):
         self.preprocessing = preprocessing
         self.model: Any = deepcopy(unwrap_compiled(model)).eval().float().requires_grad_(False)
         stem = find_first_patch_embed(self.model)
-        self.folds_normalisation = stem is not None  # a padded stem would pad with 0, not the mean colour
+        self.folds_normalization = stem is not None  # a padded stem would pad with 0, not the mean color
         if stem is not None:
             self.model.set_submodule(stem, PixelPatchEmbed(self.model.get_submodule(stem), preprocessing))
         merges = any(isinstance(module, MergingBlocks) for module in self.model.modules())  # merging needs the keys
@@ -52,7 +54,7 @@ class ExportModule(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         images = pixels.float().permute(0, 3, 1, 2)
-        if not self.folds_normalisation:
+        if not self.folds_normalization:
             images = (images / 255 - self.get_buffer("mean")) / self.get_buffer("std")
         return compute_logits_or_features(self.model, images, self.output)
 
@@ -72,7 +74,7 @@ def make_channel_tensors(preprocessing: Preprocessing, device: torch.device | No
     return mean, std
 
 
-def normalise_uint8_batch(pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) -> Tensor:
+def normalize_uint8_batch(pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) -> Tensor:
     """Pixels from 0 to 255 as Pillow gives them, (B, rows, columns, C) → the model's input (B, C, rows, columns)."""
     images = torch.from_numpy(pixels).to(mean.device).permute(0, 3, 1, 2).float()
     return (images / 255 - mean) / std
@@ -111,7 +113,7 @@ def check_output_available(model: nn.Module, output: OutputKind) -> None:
 
 
 class PixelPatchEmbed(nn.Module):
-    """`PatchEmbed` after normalisation, computed from pixels from 0 to 255: (B, C, H, W) → (B, n, D).
+    """`PatchEmbed` after normalization, computed from pixels from 0 to 255: (B, C, H, W) → (B, n, D).
 
     W·((x/255 − mean)/std) + b = (W/(255·std))·x + (b − Σ W·mean/std).
     """
@@ -163,3 +165,39 @@ class FusedAttention(nn.Module):
             version=1,
         )
         return self.proj(mixed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedConfig:
+    """What evaluation needs to know, and the digest that tells exports apart."""
+
+    image_size: Size
+    channels: int
+    classes: int
+    precision: str
+    digest: str
+
+
+class ExportedModule(nn.Module):
+    """Normalized images (B, C, rows, columns) → logits (B, classes), computed by ONNX Runtime without gradients."""
+
+    def __init__(self, exported: ExportedModel) -> None:
+        super().__init__()
+        about = exported.description
+        self.exported = exported
+        self.config = ExportedConfig(
+            image_size=about.preprocessing.image_size,
+            channels=len(about.preprocessing.mean),
+            classes=about.classes,
+            precision=about.precision,
+            digest=f"{about.digest} {sorted(about.files.items())}",
+        )
+        self.placeholder = nn.Parameter(torch.empty(0), requires_grad=False)  # tells device and dtype
+        for name, values in (("mean", about.preprocessing.mean), ("std", about.preprocessing.std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # exact: float32 keeps (p/255 - mean)/std of a pixel p far closer to it than to its neighbors
+        pixels = (images * self.get_buffer("std") + self.get_buffer("mean")).mul(255).round().clamp(0, 255)
+        array = pixels.byte().permute(0, 2, 3, 1).contiguous().numpy(force=True)
+        return torch.from_numpy(self.exported.run(array)).to(images.device)

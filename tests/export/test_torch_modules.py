@@ -18,7 +18,7 @@ from support.toy_exports import (
 from torch import nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.export.export_module import (
+from vitrail.export.torch_modules import (
     ExportModule,
     PixelPatchEmbed,
     check_output_available,
@@ -37,7 +37,7 @@ def test_logits_from_pixels_match_the_model(name: str) -> None:
     expected = reference_probabilities(model, pixels)
     assert np.ptp(expected, axis=1).min() > 0.05, "equal probabilities would agree with anything"
     assert np.abs(softmax_rows(found) - expected).max() < 1e-5
-    assert module.folds_normalisation == (type(getattr(model, "patch_embed", None)) is PatchEmbed)
+    assert module.folds_normalization == (type(getattr(model, "patch_embed", None)) is PatchEmbed)
 
 
 def test_given_model_is_not_modified() -> None:

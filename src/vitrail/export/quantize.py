@@ -1,4 +1,4 @@
-"""Quantise an ONNX file to int8: 7-bit weights per channel, 8-bit activations with dynamic ranges.
+"""Quantize an ONNX file to int8: 7-bit weights per channel, 8-bit activations with dynamic ranges.
 
 With ONNX Runtime's own tool. Weights use 7 of the 8 bits: the sum of two 8-bit products overflows the 16 bits of a CPU
 without VNNI. A layer whose input has outliers stays in float32: with one range per tensor, all other values would round
@@ -18,17 +18,17 @@ from vitrail.export.atomic_folder import write_folder_atomically
 from vitrail.export.description import METADATA_KEY, ONNX_FILE, ExportDescription
 from vitrail.export.onnx_session import open_session, run_onnx_file, run_with_timeout, silence_warnings
 
-OUTLIER_RATIO = 100.0  # largest value over root mean square, above which an input is not quantised
+OUTLIER_RATIO = 100.0  # largest value over root mean square, above which an input is not quantized
 
 
-def quantise_onnx_file(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]:
+def quantize_onnx_file(source: Path, target: Path, pixels: NDArray[np.uint8]) -> list[str]:
     """Write `target`; return the layers that stay in float32, which is decided with `pixels` (B, rows, columns, C)."""
     onnx = import_onnx()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(str(source))
     kept = find_outlier_layers(model, pixels)
-    del model.graph.value_info[:]  # the quantiser would contradict these shapes
+    del model.graph.value_info[:]  # the quantizer would contradict these shapes
     with silence_warnings():
         quantize_dynamic(
             model,
@@ -70,18 +70,18 @@ def import_onnx() -> Any:
 
 
 def write_int8_export(file: Path, folder: Path, about: ExportDescription, pixels: NDArray[np.uint8]) -> None:
-    """Quantise an exported file into an exported folder, and record how often both agree on these images."""
+    """Quantize an exported file into an exported folder, and record how often both agree on these images."""
     with write_folder_atomically(folder) as place:
         try:
-            quantise_onnx_file(file, place / ONNX_FILE, pixels[:8])
+            quantize_onnx_file(file, place / ONNX_FILE, pixels[:8])
             same = count_agreeing_images(
                 run_onnx_file(place / ONNX_FILE, pixels), run_onnx_file(file, pixels), about.output
             )
         except (OSError, VitrailError):
             raise
-        except Exception as error:  # for an untrusted graph, the quantiser may raise anything
+        except Exception as error:  # for an untrusted graph, the quantizer may raise anything
             raise CheckpointError(
-                f"{file} cannot be quantised to int8: {describe_error(error)}; expected an export"
+                f"{file} cannot be quantized to int8: {describe_error(error)}; expected an export"
             ) from error
         about = replace(about, precision="int8", agreement={"pictures": len(pixels), "same": same})
         write_description_and_onnx_metadata(place, about)
