@@ -21,7 +21,7 @@ from vitrail.checkpoint import write
 from vitrail.inspection.file_inspection import CheckpointInspection, inspect_file
 from vitrail.models.catalog.external_families import load_external_family
 
-EXAMPLE = str(Path(__file__).parents[3] / "examples" / "own_family.py")
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_family.py")
 SMALL: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 3, "heads": 2, "classes": 5}
 Tensors = dict[str, Tensor]
 
