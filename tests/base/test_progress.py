@@ -1,6 +1,7 @@
 """Progress bars appear in a notebook and on a terminal, and nowhere else by themselves."""
 
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from support.fake_notebook import FakeNotebook
 
 from vitrail.base import progress
 from vitrail.base.progress import format_html_bar, in_notebook, is_watched, progress_bar, track_progress
+from vitrail.cli.output.progress import progress_bar as command_progress_bar
 
 
 @pytest.fixture
@@ -81,3 +83,22 @@ def test_a_function_of_your_own_replaces_the_bar(at_once: None, notebook: FakeNo
 def test_an_unknown_total_has_a_bar_without_a_value() -> None:
     assert "<progress style" in format_html_bar("decoding", 5, None)
     assert "0:01:05 left" in format_html_bar("", 5, 10, seconds_left=65)
+
+
+def test_without_a_terminal_a_command_says_what_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with command_progress_bar(100, "drawing") as advance:
+        advance(1)
+    assert capsys.readouterr().err == "", "it was fast"
+    monkeypatch.setattr(progress, "ANNOUNCE_SECONDS", 0)
+    with command_progress_bar(100, "drawing") as advance:
+        wait_for_timers()
+        advance(1)
+    assert capsys.readouterr().err == "drawing …\n"
+
+
+def wait_for_timers() -> None:
+    for each in threading.enumerate():
+        if isinstance(each, threading.Timer):
+            each.join(60)

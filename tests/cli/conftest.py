@@ -10,6 +10,7 @@ import pytest
 from support.saved_models import write_model_folder
 from support.toy_datasets import write_image
 
+from vitrail.base import progress
 from vitrail.cli import main
 
 
@@ -24,6 +25,7 @@ def vitrail_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """Run `vitrail WORDS…` and return its result; changes to this process are undone after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(progress, "ANNOUNCE_SECONDS", 3600.0)  # what is printed does not depend on the machine
 
     def run(*words: object) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["vitrail", *map(str, words)])

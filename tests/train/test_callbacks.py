@@ -130,3 +130,18 @@ def test_tensorboard_receives_the_scalars(tmp_path: Path) -> None:
     assert found.Scalars("training/tokens_per_second")[0].value == 4e6
     assert found.Scalars("training/teacher_entropy")[0].step == 60
     assert found.Scalars("validation/knn_top1")[0].value == 0.25
+
+
+def test_without_a_terminal_a_long_last_evaluation_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "ANNOUNCE_SECONDS", 0)
+    callback = TerminalCallback(console=Console(file=StringIO()))
+    callback.on_start(START)
+    for step in (START.steps - 1, START.steps):
+        assert callback.last_evaluation is None
+        callback.on_step(step)
+    assert callback.last_evaluation is not None
+    callback.last_evaluation.timer.join(60)
+    callback.on_finish()
+    assert capsys.readouterr().err == "evaluating after the last step …\n"

@@ -2,15 +2,17 @@
 
 import sys
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from html import escape
 from importlib import import_module
+from threading import Timer
 from time import monotonic
 from typing import Any
 
 from vitrail.base.text import format_duration
 
 MIN_SECONDS = 0.5  # before a bar appears
+ANNOUNCE_SECONDS = 5.0  # before a line says what is done, where nobody sees a bar
 REFRESH_SECONDS = 0.25  # between two updates of a notebook
 Advance = Callable[[int], object]  # called with the number of items that are done
 
@@ -49,6 +51,24 @@ def progress_bar(total: int | None, title: str = "", *, show: bool | None = None
         yield bar.advance
     finally:
         bar.close()
+
+
+class SlowLine:
+    """A line on stderr about work that takes longer than a few seconds, unless it is canceled before."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.timer = Timer(ANNOUNCE_SECONDS, self.write)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def write(self) -> None:
+        with suppress(OSError, ValueError, AttributeError):  # stderr is closed
+            sys.stderr.write(f"{self.text}\n")
+            sys.stderr.flush()
+
+    def cancel(self) -> None:
+        self.timer.cancel()
 
 
 class DelayedBar:

@@ -80,6 +80,8 @@ class BenchRequest:
                     raise ConfigError(f"`{name}` is {value}; expected 1 or more")
         if self.starts < 0:
             raise ConfigError(f"`starts` is {self.starts}; expected 0 or more")
+        if self.seed < 0:
+            raise ConfigError(f"`seed` is {self.seed}; expected 0 or more")
         if self.rounds is not None and self.rounds < 1:
             raise ConfigError(f"`rounds` is {self.rounds}; expected 1 or more")
         if not 0 < self.seconds <= 3600:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitrail.base.errors import missing_package_error
-from vitrail.base.progress import NotebookBar, in_notebook
+from vitrail.base.progress import NotebookBar, SlowLine, in_notebook
 from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import Metric, format_metrics
 
@@ -81,6 +81,7 @@ class TerminalCallback:
     task: TaskID | None = None
     last_line_time: float = 0.0
     start: TrainingStart | None = None
+    last_evaluation: SlowLine | None = None
 
     def on_start(self, start: TrainingStart) -> None:
         self.start = start
@@ -102,9 +103,13 @@ class TerminalCallback:
     def on_step(self, step: int) -> None:
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=step)
+        elif self.start is not None and step == self.start.steps:
+            self.last_evaluation = SlowLine("evaluating after the last step …")
 
     def on_log(self, record: Mapping[str, float]) -> None:
         assert self.start is not None
+        if is_evaluation(record):
+            self.cancel_line()
         if is_evaluation(record):
             self.console.print(format_record(record, self.start))
         elif self.progress is not None and self.task is not None:
@@ -115,8 +120,13 @@ class TerminalCallback:
             self.console.print(format_record(record, self.start))
 
     def on_finish(self) -> None:
+        self.cancel_line()
         if self.progress is not None:
             self.progress.stop()
+
+    def cancel_line(self) -> None:
+        if self.last_evaluation is not None:
+            self.last_evaluation.cancel()
 
 
 @dataclass

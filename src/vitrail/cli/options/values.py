@@ -21,7 +21,9 @@ MAX_PROCESSES = max(64, 4 * (os.cpu_count() or 1))  # or threads
 MAX_BATCH = 2**20
 MAX_SEEDS = 1000
 MAXIMA = {
-    "batch": MAX_BATCH, "top": MAX_BATCH, "seeds": MAX_SEEDS,
+    "batch": MAX_BATCH,
+    "top": MAX_BATCH,
+    "seeds": MAX_SEEDS,
     **dict.fromkeys(("streams", "threads", "workers"), MAX_PROCESSES),
 }
 

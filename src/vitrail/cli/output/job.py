@@ -52,9 +52,9 @@ def run_job(
 
 
 def job_progress_bar(out: Path | None, total: int) -> AbstractContextManager[Callable[[int], object]]:
-    """A bar on a terminal, unless rows are printed there; importing it takes a while, so not for a single item."""
-    if total < 2 or not sys.stderr.isatty() or (out is None and sys.stdout.isatty()):
+    """A bar or a line, unless rows are printed there; importing it takes a while, so not for a single item."""
+    if total < 2 or (out is None and (sys.stdout.isatty() or not sys.stderr.isatty())):
         return nullcontext(lambda _: None)
-    from vitrail.base.progress import progress_bar
+    from vitrail.cli.output.progress import progress_bar
 
-    return progress_bar(total)
+    return progress_bar(total, "predicting")
