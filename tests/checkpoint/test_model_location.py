@@ -297,3 +297,15 @@ def test_imagenet_classes() -> None:
     assert [text[:9] for text in read_imagenet_classes()] == sorted(text[:9] for text in read_imagenet_classes())
     assert expand_imagenet_labels(labels)[281] == "n02123045 tabby, tabby cat"
     assert expand_imagenet_labels(["ants", "bees"]) == ["ants", "bees"]
+
+
+def test_a_saved_folder_that_somebody_put_there_is_reported_or_refused(
+    tiny_hub: FakeHub, offline: Callable[[], None], home: Path
+) -> None:
+    folder = home / "vit_tiny_patch16_224"
+    vitrail.save(vitrail.create("vit_tiny_patch16_224"), folder)
+    (warned,) = load_with_warnings("ViT-Ti/16")
+    assert UNVERIFIED in warned
+    vitrail.save(vitrail.load("vit_fashion"), folder)
+    with pytest.raises(CheckpointError, match=r"the weights in .* have .*; expected .*: replace them"):
+        vitrail.load("ViT-Ti/16")

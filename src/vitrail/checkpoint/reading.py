@@ -235,7 +235,7 @@ def read_named_contents(path: str | Path) -> tuple[RawContents, Path]:
     place = locate_or_download_checkpoint(path)
     location_warnings = find_location_warnings(path, place)  # before a file that is not the hub's is read
     contents = replace(read_raw_contents(place), warnings=location_warnings)
-    if weights is not None:
+    if weights is not None and "family" not in (contents.config or {}):  # a folder of ours says what it is
         contents = add_timm_config(contents, weights)
     return replace(contents, weights=weights or find_weights_by_file_name(Path(path))), place
 
