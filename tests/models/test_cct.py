@@ -13,7 +13,7 @@ from vit_pytorch.cct import CCT as Peer  # noqa: N811
 from vitrail.base.errors import ConfigError
 from vitrail.checkpoint import load, write
 from vitrail.layers.attention import merge_heads
-from vitrail.models.cct import CCT, NEIGHBOUR_OFFSETS, CCTConfig, LocalAttention
+from vitrail.models.cct import CCT, NEIGHBOR_OFFSETS, CCTConfig, LocalAttention
 
 TOY = CCTConfig(image_size=(16, 8), stem=(64,), width=16, depth=2, heads=2, classes=5)
 VARIANT = replace(TOY, stem=(4, 8), pools=2, batch_norm=True, published=False, neighbours=True, heads=8)
@@ -94,7 +94,7 @@ def test_heads_attend_to_neighbours_initially() -> None:
     nn.init.zeros_(attention.qkv.weight)
     weights = attention.weights(torch.randn(1, 64, 16), (8, 8))[0]  # (H, n, n)
     torch.testing.assert_close(weights.sum(-1), torch.ones(8, 64))
-    for head, (row, column) in enumerate(NEIGHBOUR_OFFSETS):
+    for head, (row, column) in enumerate(NEIGHBOR_OFFSETS):
         assert weights[head, 3 * 8 + 4].argmax() == (3 + row) * 8 + 4 + column
     x = torch.randn(2, 64, 16)
     _, _, v, _ = attention.project(x, (8, 8))
