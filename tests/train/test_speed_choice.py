@@ -1,4 +1,4 @@
-"""The number of threads of a run: how it is chosen, recorded and restored."""
+"""The number of threads and the precision of a run: how they are chosen, recorded and restored."""
 
 import json
 import os
@@ -17,20 +17,24 @@ from vitrail.base.machine import count_cores
 from vitrail.cli import build_app
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
-from vitrail.recipes.recipe import LoopSettings
-from vitrail.tasks.classification import Classification
+from vitrail.recipes.recipe import LoopSettings, Recipe
+from vitrail.tasks.classification import Classification, classification_loss
 from vitrail.tasks.image_task import open_image_source
 from vitrail.train import speed_choice
 from vitrail.train.fit import fit
 from vitrail.train.plan import Plan
 from vitrail.train.run_folder import RunFolder
 from vitrail.train.speed_choice import (
+    PrecisionChoice,
     ThreadChoice,
     choose_asked_or_recorded_threads,
     choose_fewest_fast_threads,
+    choose_precision,
+    choose_recorded_precision,
     choose_threads,
     has_clear_fastest_way,
     list_candidate_thread_counts,
+    measure_step_seconds_by_precision,
     measure_step_seconds_by_threads,
     time_interleaved_steps,
 )
@@ -246,3 +250,134 @@ def test_invalid_thread_counts_are_refused() -> None:
     assert choose_asked_or_recorded_threads({"threads": 5}, "auto", "run") == 5
     assert choose_asked_or_recorded_threads({"threads": 5}, 3, "run") == 3
     assert "OMP_NUM_THREADS" not in os.environ
+
+
+@pytest.fixture
+def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Seconds per step by precision, as if measured on a CPU with instructions for bfloat16."""
+    found = {"float32": [0.9, 0.9], "bfloat16": [0.5, 0.5]}
+    monkeypatch.setattr(speed_choice, "find_bfloat16_instructions", lambda: "avx512_bf16")
+    monkeypatch.setattr(speed_choice, "is_short_run", lambda _: False)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(speed_choice, "measure_step_seconds_by_precision", lambda _: found)  # pyright: ignore[reportUnknownLambdaType]
+    return found
+
+
+def in_precision(precision: str) -> Recipe:
+    return LONG.with_settings({"precision": precision})
+
+
+def test_the_faster_precision_is_chosen(fast_bfloat16: dict[str, list[float]]) -> None:
+    assert str(choose_precision(make_plan())) == "precision bfloat16: 1.8 × float32 here"
+    fast_bfloat16["bfloat16"] = [0.87, 0.87]
+    assert str(choose_precision(make_plan())) == "precision float32: bfloat16 is 1 × as fast here"
+    assert choose_precision(make_plan(recipe=in_precision("float32"))) == PrecisionChoice("float32")
+    assert choose_precision(make_plan(recipe=in_precision("bfloat16"))) == PrecisionChoice("bfloat16")
+
+
+@pytest.mark.usefixtures("fast_bfloat16")
+def test_a_short_or_compiled_run_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = LONG.with_settings({"compile": True})
+    assert str(choose_precision(make_plan(recipe=compiled))).startswith("precision float32: not measured, since")
+    monkeypatch.setattr(speed_choice, "is_short_run", lambda _: True)  # pyright: ignore[reportUnknownLambdaType]
+    choice = choose_precision(make_plan(fixed_steps=9))
+    assert choice == PrecisionChoice("float32", "not measured for 9 steps")
+
+
+def test_nothing_is_measured_without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_choice, "start_trial", lambda _: pytest.fail("steps were taken"))  # pyright: ignore[reportUnknownLambdaType]
+    assert choose_precision(make_plan()) == PrecisionChoice("float32")
+    assert str(choose_precision(make_plan(recipe=in_precision("bfloat16")))) == (
+        "precision bfloat16: as given, but this CPU has no instructions for it: expect it to be slow"
+    )
+
+
+def test_float16_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"`precision` is float16 on a CPU, .*; expected auto, bfloat16 or float32"):
+        choose_precision(make_plan(recipe=in_precision("float16")))
+
+
+class OnlyFloat32(torch.nn.Linear):
+    """As a module from outside that does not support bfloat16."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
+        if torch.is_autocast_enabled("cpu"):
+            raise NotImplementedError("not for BFloat16")
+        return super().forward(input)
+
+
+def test_a_model_that_fails_in_bfloat16_is_trained_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_choice, "find_bfloat16_instructions", lambda: "avx512_bf16")
+    monkeypatch.setattr(speed_choice, "is_short_run", lambda _: False)  # pyright: ignore[reportUnknownLambdaType]
+    given: Any = model()
+    given.head = OnlyFloat32(given.head.in_features, given.head.out_features)
+    choice = choose_precision(make_plan(given=given))
+    assert choice.precision == "float32"
+    assert choice.reason.startswith("bfloat16 failed: ")
+
+
+def test_measuring_precision_takes_steps_in_both_and_changes_nothing() -> None:
+    plan = make_plan()
+    chance, before = torch.get_rng_state(), {name: each.clone() for name, each in plan.model.state_dict().items()}
+    blocks = measure_step_seconds_by_precision(plan)
+    assert list(blocks) == ["float32", "bfloat16"]
+    assert torch.equal(torch.get_rng_state(), chance)
+    assert all(torch.equal(each, before[name]) for name, each in plan.model.state_dict().items())
+
+
+@pytest.mark.usefixtures("fast_bfloat16")
+def test_the_first_process_decides() -> None:
+    class TwoRanks(Ranks):
+        def broadcast_object(self, value: Any) -> Any:
+            assert value is None, "only the first process measures"
+            return PrecisionChoice("bfloat16", "as decided")
+
+    plan = make_plan(ranks=TwoRanks(rank=1, world_size=2))
+    assert choose_precision(plan).reason == "as decided"
+
+
+@pytest.mark.usefixtures("measured", "fast_bfloat16")
+def test_run_records_its_precision_and_resume_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = list[str]()
+
+    def stop(plan: Plan, *_: object, **__: object) -> None:
+        seen.append(plan.chosen_precision)
+        raise TrainingStartedError
+
+    monkeypatch.setattr("vitrail.train.run.run_training", stop)
+    with pytest.raises(TrainingStartedError):
+        train(f"{TINY} --epochs 2 --out run")
+    assert "precision bfloat16: 1.8 × float32 here" in capsys.readouterr().out
+    recorded = json.loads(Path("run/run.json").read_text())
+    assert (recorded["precision"], recorded["request"]["recipe"]["precision"]) == ("bfloat16", "auto")
+    with pytest.raises(TrainingStartedError):
+        train("--resume run")
+    assert "not bit-identical" not in capsys.readouterr().out
+    monkeypatch.setattr(speed_choice, "find_bfloat16_instructions", str)
+    with pytest.raises(TrainingStartedError):
+        train("--resume run")
+    expected = "precision was bfloat16 and is float32, since this CPU has no instructions for it: resuming, but not"
+    assert expected in capsys.readouterr().out
+    assert seen == ["bfloat16", "bfloat16", "float32"]
+
+
+@pytest.mark.usefixtures("measured", "fast_bfloat16")
+def test_fit_records_its_precision(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(model(), data(), LONG, steps=10, callbacks=StopAt(4), run=tmp_path / "run", device="cpu")
+    assert RunFolder(tmp_path / "run").load_plan()["precision"] == "bfloat16"
+    own = tmp_path / "own"
+    with pytest.raises(KeyboardInterrupt):  # a loss from outside may need float32
+        fit(model(), data(), LONG, objective=classification_loss, callbacks=StopAt(4), run=own, device="cpu")
+    assert RunFolder(own).load_plan()["precision"] == "float32"
+
+
+@pytest.mark.parametrize("recorded", ["auto", 3, None])
+def test_an_unknown_recorded_precision_is_refused(recorded: Any) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"run was trained in the precision .*; expected one of float32, bfloat16"
+    ):
+        choose_recorded_precision(make_plan(), {"precision": recorded}, "run")
+    assert choose_recorded_precision(make_plan(), {}, "run").chosen_precision == "float32"
