@@ -206,3 +206,9 @@ def test_recipe_that_is_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "mine.yaml")
     with pytest.raises(ConfigError, match="it is a named pipe"):
         open_recipe(str(tmp_path / "mine.yaml"))
+
+
+def test_a_date_is_a_seed() -> None:
+    assert Recipe().with_settings({"seed": 20240101}).loop.seed == 20240101
+    with pytest.raises(ConfigError, match=r"seed is 2147483648; expected from 0 to 2,147,483,647"):
+        Recipe().with_settings({"seed": 2**31})

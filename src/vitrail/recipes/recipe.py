@@ -13,7 +13,7 @@ from vitrail.base.errors import ConfigError, DataError, describe_error, unknown_
 from vitrail.base.files import read_text, suggest_sibling
 from vitrail.base.json_yaml import parse_yaml
 from vitrail.data.images.augment.config import Augmentation, field_with_help
-from vitrail.models.base.checks import MAY_BE_ZERO, RATE, SHARE, check_fields, check_range
+from vitrail.models.base.checks import MAY_BE_ZERO, RATE, SEED, SHARE, check_fields, check_range
 from vitrail.recipes.schedule import Schedule, parse_if_numeric_text, parse_schedule
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class LoopSettings:
     stop_on_collapse: bool = field_with_help(
         False, "Stop if the features collapse, in tasks that can tell; by default, a warning is printed."
     )
-    seed: int = field_with_help(0, "Random seed for initialization, shuffling and augmentation.", MAY_BE_ZERO)
+    seed: int = field_with_help(0, "Random seed for initialization, shuffling and augmentation.", SEED)
 
     def __post_init__(self) -> None:
         check_fields(self)

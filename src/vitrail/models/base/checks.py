@@ -15,7 +15,9 @@ Size = int | tuple[int, int]  # rows, columns; one number for a square
 MAY_BE_ZERO = {"from zero": True}  # metadata of a field; by default numbers are greater than 0
 RATE = {"rate": True}  # from 0 to less than 1
 SHARE = {"share": True}  # from 0 to 1
+SEED = {"seed": True}  # from 0 to MAX_SEED, such as a date
 MAX_VALUE = 2**20  # of any number in a config, so that products fit into 64 bits
+MAX_SEED = 2**31 - 1
 
 TYPE_DESCRIPTIONS = {
     int: "a whole number",
@@ -112,6 +114,8 @@ def check_range(name: str, value: Any, metadata: Mapping[str, object]) -> None:
             fits, expected = 0 <= number < 1, "at least 0 and less than 1"
         elif "share" in metadata:
             fits, expected = 0 <= number <= 1, "at least 0 and at most 1"
+        elif "seed" in metadata:
+            fits, expected = 0 <= number <= MAX_SEED, f"from 0 to {MAX_SEED:,}"
         elif number > MAX_VALUE:
             fits, expected = False, f"at most {MAX_VALUE:,}"
         elif "from zero" in metadata:
