@@ -58,7 +58,7 @@ def test_export_and_predict(vitrail_: Run, current_folder: Path, photos: Path) -
     assert result.code == 0
     lines = result.out.splitlines()
     assert lines[0] == "new/out: onnx, logits, images of 64×48, any batch"
-    assert lines[1].startswith("equals torch on 39 images within ")
+    assert lines[1].startswith("matches torch on 39 images to within ")
     assert lines[2] == "use it: vitrail predict new/out photo.jpg"
     assert len(result.err.splitlines()) == 1
     assert "broken.png" in result.err
@@ -305,7 +305,7 @@ def test_a_translator_for_ctranslate2(vitrail_: Run, current_folder: Path) -> No
     save_translator(current_folder / "model", share="none", output_bias=True)
     result = vitrail_("export", "model", "out", "--to", "ctranslate2")
     assert (result.code, result.err) == (0, "")
-    assert result.out == "out: ctranslate2, de-en, 80 tokens\nequals torch on 50 of 50 sentences\n"
+    assert result.out == "out: ctranslate2, de-en, 80 tokens\nmatches torch on 50 of 50 sentences\n"
     for words, message in {
         "export model out --to ctranslate2": "out already exists; use --overwrite",
         "export model b --to ctranslate2 --merge 2": "--merge with --to ctranslate2; expected it with",

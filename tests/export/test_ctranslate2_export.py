@@ -53,7 +53,7 @@ def export(loaded: LoadedTextModel, folder: Path, **options: Any) -> Translation
 def test_tokens_equal_those_of_torch(case: str, tmp_path: Path) -> None:
     loaded = make(**CASES[case])
     checked = export(loaded, tmp_path / "out")
-    assert str(checked) == "equals torch on 50 of 50 sentences"
+    assert str(checked) == "matches torch on 50 of 50 sentences"
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     rows = loaded.tokenizer.encode(SENTENCES)
     ours = SearchSettings(beam=1, length=50).run(loaded.model, loaded.tokenizer, rows, range(len(rows)))

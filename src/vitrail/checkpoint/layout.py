@@ -159,7 +159,7 @@ def get_mean_std(*, imagenet: bool) -> dict[str, Any]:
 
 
 def find_heads_by_width(tensors: Mapping[str, Tensor], kernel: str, source: SourceNames) -> dict[str, int]:
-    """Number of heads of the owner's published model of this width, which is that of the patch kernel."""
+    """Number of heads of the published model whose width equals that of the patch kernel."""
     width = tensors[kernel].shape[0] if kernel in tensors and tensors[kernel].ndim else 0
     return {"heads": source.heads[width]} if width in source.heads else {}
 

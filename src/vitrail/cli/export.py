@@ -125,7 +125,7 @@ def export(
     if to == "onnx-int8":
         print(f"agrees with fp32 on {checked.same} of {format_count(checked.images, 'image')}")
     else:
-        print(f"equals torch on {format_count(checked.images, 'image')} within {checked.difference:.1e}")
+        print(f"matches torch on {format_count(checked.images, 'image')} to within {checked.difference:.1e}")
     if to != "torch-export":
         print(f"use it: vitrail {'embed' if features else 'predict'} {out} photo.jpg")
 

@@ -162,7 +162,7 @@ class TranslationCheck:
 
     def __str__(self) -> str:
         ties = f"; the others chose between equally probable tokens: {self.ties}" if self.ties else ""
-        return f"equals torch on {self.same} of {format_count(self.sentences, 'sentence')}{ties}"
+        return f"matches torch on {self.same} of {format_count(self.sentences, 'sentence')}{ties}"
 
 
 def export_to_ctranslate2(

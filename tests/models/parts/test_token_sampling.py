@@ -140,7 +140,9 @@ def test_unsupported_models_and_wrong_values_are_refused(
 def test_what_needs_all_tokens_is_refused(tmp_path: Path) -> None:
     sampling = add_token_sampling(toy())
     for refused in (sampling.tokens, sampling.feature_maps):
-        with pytest.raises(ConfigError, match=r"no tokens of all patches: its layers drop tokens, .* expected its log"):
+        with pytest.raises(
+            ConfigError, match=r"does not return a token for every patch: its layers drop tokens, .* expected its log"
+        ):
             refused(images())
     how = vitrail.Preprocessing(image_size=(24, 32))
     with pytest.raises(ConfigError, match="undefined for this model: its layers drop tokens"):

@@ -161,7 +161,7 @@ class SentenceAttention:
         return {"cross": self.cross, "encoder": self.encoder, "decoder": self.decoder}[kind]
 
     def merge_words(self, kind: MapKind) -> NDArray[np.float32] | None:
-        """The maps of a kind over words: the sum over the pieces that are read, the mean over those that read."""
+        """The maps of a kind over words: the sum over source pieces, the mean over target pieces."""
         maps, (rows, columns) = self.find_maps(kind), self.find_sides(kind)
         return None if maps is None else rows.average_pieces(columns.sum_pieces(maps))
 

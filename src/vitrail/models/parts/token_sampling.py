@@ -74,7 +74,7 @@ class SamplingBlocks(nn.Module):
     ) -> Tensor:
         assert mask is None, "dropped tokens have no places in a mask"
         if queries is None:
-            raise ConfigError(f"this model has no tokens of all patches: {NO_GRID_REASON}; expected its logits")
+            raise ConfigError(f"this model does not return a token for every patch: {NO_GRID_REASON}; use its logits")
         *_, (x, _) = self.run(x, grid)
         return x[:, :queries]
 

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def check_tokens(tokens: Tensor, what: str, limit: int | None = None) -> None:
-    """Raise an error for anything but rows of at least one token, or for more of them than the model has positions."""
+    """Raise an error for anything but rows of at least one token, or for rows longer than the model's positions."""
     if tokens.ndim != 2 or tokens.shape[1] == 0 or tokens.dtype not in (torch.int64, torch.int32):
         raise ConfigError(
             f"the {what} is a tensor of {tokens.dtype} and shape {tuple(tokens.shape)}; expected token ids, one of "
