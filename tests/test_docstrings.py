@@ -11,9 +11,9 @@ import pytest
 
 import vitrail
 from vitrail.inspection.explain.explanation import Explanation
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 
-RETURNED = {"LoadedModel": LoadedModel, "Explanation": Explanation}  # by public functions
+RETURNED = {"Opened": Opened, "Explanation": Explanation}  # by public functions
 WITHOUT_EXAMPLE = ("VitrailError", "CheckpointError", "ConfigError", "DataError")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

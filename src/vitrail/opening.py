@@ -1,13 +1,16 @@
 """Open a model by name: public weights, a run folder, a checkpoint of any layout, an export, hf-hub:… or timm:….
 
-torch is imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
+`open_model` finds the kind of the model, which opens it; the functions below it are those of the kind image. torch is
+imported only for models that run on it: opening an exported model needs numpy and onnxruntime.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from vitrail.base.errors import (
     CheckpointError,
@@ -16,16 +19,18 @@ from vitrail.base.errors import (
     missing_package_error,
     unusable_device_error,
 )
+from vitrail.base.kinds import call_command, check_kind, check_options, find_kind
 from vitrail.base.machine import count_cores
+from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.hub import HUB_PREFIX
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
-from vitrail.checkpoint.run_files import find_finished_run
-from vitrail.checkpoint.weight_folders import find_bundled_model
+from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
+from vitrail.checkpoint.weight_folders import find_bundled_model, read_kind
 from vitrail.data.images.class_names import IMAGENET, check_class_labels, list_imagenet_labels
+from vitrail.data.images.decoding.model_input import ImageTransform
 from vitrail.data.images.preprocessing import PILLOW_FILTERS, Preprocessing
 from vitrail.export.description import ExportDescription, is_exported
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import Size, find_image_config, pair
 from vitrail.models.catalog.external_families import TIMM_PREFIX, is_external_family_name, trust
 
@@ -34,15 +39,94 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitrail.checkpoint.description import Description
+    from vitrail.checkpoint.reading import Checkpoint
+    from vitrail.data.text.tokenizer import TextTokenizer
 
+IMAGE = "image"  # the kind
+NOTHING: Any = None  # of what a kind does not have
 LOAD_ARGUMENTS = ("path", "source", "family", "policy", "dtype", "images_only", "choose_fields")  # no config fields
 
 GivenPreprocessing = Preprocessing | Mapping[str, Any] | None  # complete, some fields, or None for the checkpoint's
 
 
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model in eval mode with all that it takes to use it, from `vitrail.open_model`.
+
+    `model(batch)` of a model that reads images returns logits.
+
+    >>> opened = vitrail.open_model("vit_fashion")
+    >>> opened.model(opened.make_batch(["example:cat", "example:rocket"])).shape
+    torch.Size([2, 10])
+    """
+
+    source: str  # the name that it was opened by
+    model: Any  # a module; an ExportedModel runs without torch
+    kind: str = "image"
+    preprocessing: Preprocessing = NOTHING  # of images
+    tokenizer: "TextTokenizer" = NOTHING  # of text
+    classes: int = 0  # 0 without a head
+    labels: tuple[str, ...] | None = None
+    languages: tuple[str, str] | None = None  # source, target
+    run: FinishedRun | None = None
+    checkpoint: "Checkpoint | None" = None  # its layout, description and load report
+
+    def __repr__(self) -> str:
+        exported = isinstance(self.model, ExportedModel)
+        facts = [repr(self.source), self.kind, "exported" if exported else type(self.model).__name__]
+        if exported:
+            facts.append(self.model.description.precision)
+        else:
+            facts.append(f"{sum(each.numel() for each in self.model.parameters()):,} parameters")
+        if self.preprocessing is not None:
+            facts.append(f"{'×'.join(map(str, pair(self.preprocessing.image_size)))} pixels")
+        if self.tokenizer is not None:
+            facts += [f"{self.tokenizer.vocabulary:,} tokens", *(["-".join(self.languages)] if self.languages else [])]
+        elif self.classes:
+            facts.append(f"{self.classes:,} classes{f': {abbreviate_list(self.labels, 3)}' if self.labels else ''}")
+        elif self.kind == IMAGE:
+            facts.append("no head")
+        return f"Opened({', '.join(facts)})"
+
+    @property
+    def transform(self) -> ImageTransform:
+        """A transform as torchvision's, which data loaders can use: `transform(photo)` is the model's input.
+
+        The result is a tensor (C, rows, columns) on the CPU; for an exported model an array of uint8 (rows, columns,
+        C). A photo is a path, bytes, a Pillow image, an array or a tensor. Only the settings are pickled for the
+        workers of a data loader, not the model.
+
+        >>> opened = vitrail.open_model("vit_fashion")
+        >>> opened.transform("example:cat").shape
+        torch.Size([1, 28, 28])
+        """
+        if isinstance(self.model, ExportedModel):
+            return ImageTransform(self.preprocessing)
+        return ImageTransform(self.preprocessing, next(self.model.parameters()).dtype)
+
+    def make_batch(self, photos: Sequence[Any]) -> Any:
+        """The model's input for several photos, with the batch as the first dimension, on the model's device."""
+        inputs = [*map(self.transform, photos)]
+        if isinstance(self.model, ExportedModel):
+            return np.stack(inputs)
+        import torch
+
+        return torch.stack(inputs).to(next(self.model.parameters()).device)
+
+    @property
+    def module(self) -> "nn.Module":
+        """The model as a torch module; an exported one is wrapped in one, run by ONNX Runtime."""
+        if not isinstance(self.model, ExportedModel):
+            return self.model
+        from vitrail.export.torch_modules import ExportedModule
+
+        return ExportedModule(self.model)
+
+
 def open_model(
-    model: "str | Path | nn.Module | LoadedModel",
+    model: "str | Path | nn.Module | Opened",
     *,
+    kind: str | None = None,
     image_size: Size | None = None,
     fields: Mapping[str, Any] | None = None,
     preprocessing: GivenPreprocessing = None,
@@ -50,9 +134,10 @@ def open_model(
     device: "str | torch.device | None" = None,
     threads: int | None = None,
     trust_code: str | Sequence[str] = (),
-) -> LoadedModel:
-    """Open a model by name or path, or wrap a module with a config.
+) -> Opened:
+    """Open a model of any kind by name or path, or wrap a module with a config that reads images.
 
+    The kind is image, text (a run of translation) or caption; with `kind`, a model of another one is an error.
     For another `image_size`, the positions are resampled as in `vitrail.load`. `preprocessing` replaces the model's own
     but its image size, or some of its fields; a model without any gets the usual values of its layout, or mean and std
     0.5, with a warning. `labels` are class names, or "imagenet" for those of ImageNet-1k. `device` is the CPU by
@@ -60,38 +145,83 @@ def open_model(
     fields that a checkpoint does not specify, such as heads. `trust_code` names the file of a checkpoint's own family:
     "mixer.py:mixer_tiny"; no other code is imported.
 
-    >>> loaded = vitrail.open_model("vit_fashion")
-    >>> loaded.labels[0], loaded.preprocessing.image_size
+    >>> opened = vitrail.open_model("vit_fashion")
+    >>> opened.labels[0], opened.preprocessing.image_size
     ('T-shirt/top', (28, 28))
     """
     if not isinstance(fields, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"`fields` is {repr(fields)[:60]}; expected a dictionary such as {{'heads': 3}}")
+    if not isinstance(model, str | Path | Opened):
+        if kind not in (None, IMAGE):
+            raise CheckpointError(
+                f"the model is {repr(model)[:60]}; expected a name or a path, or what open_model returned"
+            )
+        if image_size is not None:
+            fields = {**(fields or {}), "image_size": image_size}
+        return wrap_module(model, fields, preprocessing, labels, device)
+    if not model:
+        raise CheckpointError("the model is ''; expected a name, a path, a module or what open_model returned")
+    own, run = (model.kind, model.run) if isinstance(model, Opened) else detect_kind(model)
+    source = model.source if isinstance(model, Opened) else str(model)
+    found = find_kind(own, source)
+    check_kind(own, kind or own, source)
+    given: dict[str, Any] = {"image_size": image_size, "fields": fields, "preprocessing": preprocessing}
+    given = check_options(found.open, {**given, "labels": labels, "device": device, "threads": threads}, source, found)
+    if not isinstance(model, Opened):
+        with trust(trust_code):
+            return found.open(source, run, **given)
     if image_size is not None:
         fields = {**(fields or {}), "image_size": image_size}
-    if isinstance(model, LoadedModel):
-        refuse_config_fields(fields, model.source, "already loaded")
-        return change_loaded_model(model, preprocessing, labels, device, threads)
-    if not isinstance(model, str | Path):
-        return wrap_module(model, fields, preprocessing, labels, device)
+    refuse_config_fields(fields, source, "already loaded")
+    return change_opened_model(model, preprocessing, labels, device, threads)
+
+
+def detect_kind(model: str | Path) -> tuple[str, FinishedRun | None]:
+    """The name of the kind of a model, and its run, from the files in its folder; it is downloaded if it is missing.
+
+    torch is not imported: a missing file and a missing network are reported at once.
+    """
     name = str(model)
-    if not model:
-        raise CheckpointError("the model is ''; expected a name, a path, a module or a LoadedModel from open_model")
+    if name.startswith(TIMM_PREFIX) or is_exported(name):
+        return IMAGE, None
+    run = find_finished_run(Path(name))
+    return read_kind(locate_or_download_checkpoint(name) if run is None else run.model), run
+
+
+def run_command(command: str, model: str, **options: Any) -> Any:
+    """What a command does with a model, by the kind of the model; options that are None are not given."""
+    return call_command(find_kind(detect_kind(model)[0], model), command, model, options)
+
+
+def open_image_model(
+    name: str,
+    run: FinishedRun | None = None,
+    *,
+    image_size: Size | None = None,
+    fields: Mapping[str, Any] | None = None,
+    preprocessing: GivenPreprocessing = None,
+    labels: Sequence[str] | Literal["imagenet"] | None = None,
+    device: "str | torch.device | None" = None,
+    threads: int | None = None,
+) -> Opened:
+    """A model that reads images: a checkpoint of any layout, a run, an export, or one of timm's."""
+    if image_size is not None:
+        fields = {**(fields or {}), "image_size": image_size}
     if name.startswith(TIMM_PREFIX):
         refuse_config_fields(fields, name, "built by timm")
-        loaded = open_timm_model(name.removeprefix(TIMM_PREFIX))
+        opened = open_timm_model(name.removeprefix(TIMM_PREFIX))
         if preprocessing is not None:
-            loaded = replace(loaded, preprocessing=merge_preprocessing(loaded.preprocessing, preprocessing))
-    elif is_exported(model):
+            opened = replace(opened, preprocessing=merge_preprocessing(opened.preprocessing, preprocessing))
+    elif is_exported(name):
         size, others = split_image_size(fields)
         refuse_config_fields(others, name, "exported and complete")
-        return open_exported_model(model, size, preprocessing, labels, threads or count_cores())
+        return open_exported_model(name, size, preprocessing, labels, threads or count_cores())
     else:
-        with trust(trust_code):
-            loaded = open_checkpoint(name, fields or {}, preprocessing)
+        opened = open_checkpoint(name, fields or {}, preprocessing, run=run)
     return replace(
-        loaded,
-        model=move_to_device_for_eval(loaded.model, device or "cpu"),
-        labels=choose_labels(labels, loaded.labels, loaded.classes),
+        opened,
+        model=move_to_device_for_eval(opened.model, device or "cpu"),
+        labels=choose_labels(labels, opened.labels, opened.classes),
     )
 
 
@@ -101,13 +231,13 @@ def download_if_missing(name: str | Path) -> None:
         locate_or_download_checkpoint(name)
 
 
-def change_loaded_model(
-    loaded: LoadedModel,
+def change_opened_model(
+    loaded: Opened,
     preprocessing: GivenPreprocessing,
     labels: Sequence[str] | None,
     device: "str | torch.device | None",
     threads: int | None,
-) -> LoadedModel:
+) -> Opened:
     """The same model, not loaded again, with other settings; None keeps a setting."""
     model, how = loaded.model, loaded.preprocessing
     if isinstance(model, ExportedModel):
@@ -126,21 +256,21 @@ def change_loaded_model(
 
 
 def open_torch_model(
-    model: "str | Path | nn.Module | LoadedModel",
+    model: "str | Path | nn.Module | Opened",
     *,
     fields: Mapping[str, Any] | None = None,
     preprocessing: GivenPreprocessing = None,
     labels: Sequence[str] | None = None,
     device: "str | torch.device | None" = None,
-) -> LoadedModel:
+) -> Opened:
     """`open_model` for what needs the layers of a model: an exported model and one of timm's are refused."""
     refuse_models_without_layers(model)
-    return open_model(model, fields=fields, preprocessing=preprocessing, labels=labels, device=device)
+    return open_model(model, kind=IMAGE, fields=fields, preprocessing=preprocessing, labels=labels, device=device)
 
 
-def refuse_models_without_layers(model: "str | Path | nn.Module | LoadedModel") -> None:
+def refuse_models_without_layers(model: "str | Path | nn.Module | Opened") -> None:
     """Refuse an exported model and one of timm's, by name or loaded."""
-    if isinstance(model, LoadedModel):
+    if isinstance(model, Opened):
         name, exported = model.source, isinstance(model.model, ExportedModel)
     else:
         name, exported = (str(model), is_exported(model)) if isinstance(model, str | Path) else ("", False)
@@ -153,15 +283,16 @@ def refuse_models_without_layers(model: "str | Path | nn.Module | LoadedModel") 
         )
 
 
-def open_dynamic_module(
+def open_checkpoint_of_any_size(
     name: str,
     *,
     fields: Mapping[str, Any],
     preprocessing: GivenPreprocessing = None,
     labels: Sequence[str] | None = None,
-) -> LoadedModel:
-    """`open_module` for images of any size, if the config of the model has the field `dynamic`."""
+) -> Opened:
+    """`open_torch_model` for images of any size, if the config of the model has the field `dynamic`."""
     refuse_models_without_layers(name)
+    check_kind(detect_kind(name)[0], IMAGE, name)
     loaded = open_checkpoint(
         name, fields, preprocessing, lambda about: {"dynamic": True} if "dynamic" in about.config else {}
     )
@@ -173,7 +304,8 @@ def open_checkpoint(
     fields: Mapping[str, Any],
     preprocessing: GivenPreprocessing,
     choose_fields: "Callable[[Description], Mapping[str, Any]]" = lambda _: {},
-) -> LoadedModel:
+    run: FinishedRun | None = None,
+) -> Opened:
     """The model in a checkpoint of any layout, or of a run; `choose_fields` as in `read`."""
     download_if_missing(name)
     import torch
@@ -181,7 +313,7 @@ def open_checkpoint(
     from vitrail.checkpoint.reading import read, warn_about_report
 
     refuse_load_arguments_as_fields(fields)
-    run = find_finished_run(Path(name))
+    run = run or find_finished_run(Path(name))
     with torch.inference_mode(False):  # weights that are read in inference mode never have gradients
         found = read(name if run is None else run.model, images_only=True, choose_fields=choose_fields, **fields)
     about = found.description
@@ -192,7 +324,7 @@ def open_checkpoint(
         assumed = {**found.report.assumed, "preprocessing": format_preprocessing(how)}
         found = replace(found, report=replace(found.report, assumed=assumed))
     warn_about_report(found, name, ("preprocessing",) if gives_mean_and_std(preprocessing) else ())
-    return LoadedModel(
+    return Opened(
         source=name,
         model=found.model,
         preprocessing=how,
@@ -237,14 +369,14 @@ def open_exported_model(
     preprocessing: GivenPreprocessing,
     labels: Sequence[str] | None,
     threads: int,
-) -> LoadedModel:
+) -> Opened:
     """A model written by `vitrail export`. Does not import torch."""
     found = ExportedModel(path, threads=threads)
     about = found.description
     how = merge_preprocessing(about.preprocessing, preprocessing)
     if image_size is not None:
         how = replace(how, image_size=image_size)
-    return LoadedModel(
+    return Opened(
         source=str(path),
         model=found,
         preprocessing=fit_preprocessing_to_export(how, about, path, asked=image_size is not None),
@@ -284,7 +416,7 @@ def fit_preprocessing_to_export(
     return given
 
 
-def open_timm_model(name: str) -> LoadedModel:
+def open_timm_model(name: str) -> Opened:
     """A model that timm builds and downloads."""
     try:
         import timm
@@ -311,7 +443,7 @@ def open_timm_model(name: str) -> LoadedModel:
         std=tuple(about["std"]),
     )
     labels = about.get("label_names")
-    return LoadedModel(
+    return Opened(
         source=f"{TIMM_PREFIX}{name}",
         model=model,
         preprocessing=how,
@@ -326,7 +458,7 @@ def wrap_module(
     preprocessing: GivenPreprocessing,
     labels: Sequence[str] | None,
     device: "str | torch.device | None",
-) -> LoadedModel:
+) -> Opened:
     """A module with image_size, channels and classes in its config."""
     import warnings
 
@@ -338,7 +470,7 @@ def wrap_module(
     kind = type(module).__name__
     if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(
-            f"the model is {repr(module)[:60]}; expected a name, a path, a module or a LoadedModel from open_model"
+            f"the model is {repr(module)[:60]}; expected a name, a path, a module or what open_model returned"
         )
     refuse_config_fields(fields, kind, "already loaded")
     check_reads_images(module)
@@ -349,7 +481,7 @@ def wrap_module(
     if not gives_mean_and_std(preprocessing):
         assumed = format_preprocessing(how)
         warnings.warn(f"{kind} does not specify preprocessing; assumed preprocessing={assumed}", stacklevel=3)
-    return LoadedModel(
+    return Opened(
         source=kind,
         model=move_to_device_for_eval(module, device),
         preprocessing=how,

@@ -13,7 +13,7 @@ from support.toy_datasets import write_class_folders, write_image
 from vitrail.base.figures import CaptionedFigure
 from vitrail.inspection.explain.explainer import Explainer
 from vitrail.inspection.model_figures import look
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -92,7 +92,7 @@ def test_run_uses_its_held_out_images(vitrail_: Run, tmp_path: Path, monkeypatch
     run, seen = write_run_folder(tmp_path / "run", data, patch_size=32), list[str]()
     plain = Explainer.__init__
 
-    class SpiedModel(LoadedModel):
+    class SpiedModel(Opened):
         def make_batch(self, photos: Any) -> Any:
             seen.extend(map(str, photos))
             return super().make_batch(photos)

@@ -48,10 +48,7 @@ class ToyText(Model):
 PRESETS = {"toy_text": ToyTextConfig()}
 FAMILY = Family(name="toytext", config=ToyTextConfig, build=ToyText, presets=PRESETS)
 '''
-REFUSED = (
-    "ToyText reads text; expected a model that reads images (for text: `vitrail translate`, `vitrail explain` "
-    "with a sentence, `vitrail export` to ctranslate2)"
-)
+REFUSED = "ToyText reads text; expected a model that reads images: use vitrail translate"
 
 
 @pytest.fixture
@@ -84,7 +81,6 @@ COMMANDS = [
     ("explain", "model", "example:cat"),
     ("look", "model"),
     ("report", "model"),
-    ("eval", "model", "--data", "fashion"),
     ("compare", "model", "--data", "fashion"),
     ("probe", "model", "--data", "fashion"),
     ("bench", "model"),
@@ -100,7 +96,9 @@ def test_commands(vitrail_: Run, text_model: Any) -> None:
     del text_model
     for words in COMMANDS:
         result = vitrail_(*words)
-        assert (result.code, result.err) == (2, f"vitrail: {REFUSED}\n"), words
+        named = REFUSED.replace("ToyText", "model")  # by the name of a folder, or by the class of a module
+        assert result.code == 2, words
+        assert result.err in (f"vitrail: {REFUSED}\n", f"vitrail: {named}\n"), words
 
 
 def test_functions(text_model: Any) -> None:
@@ -132,7 +130,8 @@ def test_presets_that_read_text(vitrail_: Run, tmp_path: Path, preset: str, kind
         ("train", "--model", preset),
     ):
         result = vitrail_(*words)
-        assert (result.code, result.err) == (2, f"vitrail: {REFUSED.replace('ToyText', kind)}\n")
+        named = words[1] if words[0] == "predict" else kind
+        assert (result.code, result.err) == (2, f"vitrail: {REFUSED.replace('ToyText', named)}\n")
     listed = vitrail_("models", preset).out.splitlines()[-1].split()
     assert listed[0] == preset
     assert listed[2:] == ["text"]

@@ -22,8 +22,8 @@ from vitrail.export.ctranslate2_export import (
     translate_greedily,
 )
 from vitrail.inspection.file_inspection import verify_checksums
+from vitrail.opening import Opened
 from vitrail.predict.search.settings import SearchSettings
-from vitrail.text_loading import LoadedTextModel
 
 CASES: dict[str, dict[str, Any]] = {
     "pre-norm": {},
@@ -38,14 +38,14 @@ CASES: dict[str, dict[str, Any]] = {
 FILES = {"model.bin", "config.json", "shared_vocabulary.json", "tokenizer.json"}
 
 
-def make(**fields: Any) -> LoadedTextModel:
+def make(**fields: Any) -> Opened:
     """With separate tables and an output bias, random weights write different texts."""
     pytest.importorskip("ctranslate2", reason="needs the extra `ctranslate2`")
     given: dict[str, Any] = {"share": "none", "output_bias": True, **fields}
     return make_translator(**given)
 
 
-def export(loaded: LoadedTextModel, folder: Path, **options: Any) -> TranslationCheck:
+def export(loaded: Opened, folder: Path, **options: Any) -> TranslationCheck:
     return export_to_ctranslate2(loaded.model, loaded.tokenizer, folder, languages=loaded.languages, **options)
 
 

@@ -10,10 +10,10 @@ from support.toy_captions import open_toy_captioner
 
 from vitrail.base import progress
 from vitrail.base.errors import ConfigError, DataError
-from vitrail.caption_loading import LoadedCaptionModel
 from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.image_items import ImageItem
 from vitrail.models.base.text_contract import Memory
+from vitrail.opening import Opened
 from vitrail.predict.captioner import Captioner, write_captions
 from vitrail.predict.search.settings import GREEDY, SearchSettings
 
@@ -21,7 +21,7 @@ IMAGES = [CollageImages("val", count=7).source(index) for index in range(7)]
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedCaptionModel:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     """A captioner whose random weights write captions of several words."""
     found = open_toy_captioner(tmp_path_factory.mktemp("captioner") / "model")
     with torch.no_grad():
@@ -30,7 +30,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedCaptionModel:
     return found
 
 
-def decode_without_cache(loaded: LoadedCaptionModel, memory: Memory, length: int) -> list[int]:
+def decode_without_cache(loaded: Opened, memory: Memory, length: int) -> list[int]:
     """Greedy search that reads the whole caption again for every word."""
     tokenizer, words = loaded.tokenizer, list[int]()
     for _ in range(length):
@@ -44,11 +44,11 @@ def decode_without_cache(loaded: LoadedCaptionModel, memory: Memory, length: int
 
 
 @torch.no_grad()
-def test_cached_is_uncached(loaded: LoadedCaptionModel) -> None:
+def test_cached_is_uncached(loaded: Opened) -> None:
     captioner = Captioner(loaded)
     lengths = set[int]()
     for image in IMAGES:
-        memory = loaded.model.encode(loaded.encoder.make_batch([image]))
+        memory = loaded.model.encode(loaded.make_batch([image]))
         found = captioner.caption(image, beam=1, length=12)
         assert list(found.ids) == decode_without_cache(loaded, memory, 12)
         lengths.add(len(found.ids))
@@ -56,11 +56,11 @@ def test_cached_is_uncached(loaded: LoadedCaptionModel) -> None:
 
 
 @torch.no_grad()
-def test_padded_is_unpadded(loaded: LoadedCaptionModel) -> None:
+def test_padded_is_unpadded(loaded: Opened) -> None:
     tokenizer = loaded.tokenizer
     texts = ["a boot", "a dress above and right of a sneaker"]
     rows = [[tokenizer.start, *row] for row in tokenizer.encode(texts)]
-    images, longest = loaded.encoder.make_batch(IMAGES[:2]), max(map(len, rows))
+    images, longest = loaded.make_batch(IMAGES[:2]), max(map(len, rows))
     padded = torch.tensor([row + [tokenizer.pad] * (longest - len(row)) for row in rows])
     together = loaded.model(images, padded)
     for number, row in enumerate(rows):
@@ -69,7 +69,7 @@ def test_padded_is_unpadded(loaded: LoadedCaptionModel) -> None:
 
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam=3), SearchSettings(temperature=1.0, seed=5)])
-def test_batched_is_alone(loaded: LoadedCaptionModel, search: SearchSettings) -> None:
+def test_batched_is_alone(loaded: Opened, search: SearchSettings) -> None:
     batched, alone = (
         [each.ids for each in Captioner(loaded, batch=batch).caption_all(IMAGES, search)] for batch in (4, 1)
     )
@@ -77,7 +77,7 @@ def test_batched_is_alone(loaded: LoadedCaptionModel, search: SearchSettings) ->
     assert len(set(batched)) > 1
 
 
-def test_progress_counts_the_images(loaded: LoadedCaptionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_the_images(loaded: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = FakeNotebook.install(monkeypatch)
     monkeypatch.setattr(progress, "MIN_SECONDS", 0)
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 0)
@@ -88,7 +88,7 @@ def test_progress_counts_the_images(loaded: LoadedCaptionModel, monkeypatch: pyt
     assert len(notebook.shown) == shown
 
 
-def test_beam_search_finds_captions_at_least_as_probable_as_greedy_search(loaded: LoadedCaptionModel) -> None:
+def test_beam_search_finds_captions_at_least_as_probable_as_greedy_search(loaded: Opened) -> None:
     captioner = Captioner(loaded)
     found = captioner.caption(IMAGES[0], beam=4, n_best=3, alpha=0.0, length=8)
     assert len(found.alternatives) == 2
@@ -99,16 +99,16 @@ def test_beam_search_finds_captions_at_least_as_probable_as_greedy_search(loaded
         captioner.caption(IMAGES[0], n_best=5)
 
 
-def test_captions_end_at_the_length_given(loaded: LoadedCaptionModel) -> None:
+def test_captions_end_at_the_length_given(loaded: Opened) -> None:
     with torch.inference_mode():
-        memory = loaded.model.encode(loaded.encoder.make_batch(IMAGES))
+        memory = loaded.model.encode(loaded.make_batch(IMAGES))
     for found in write_captions(loaded.model.decoder, loaded.tokenizer, memory, SearchSettings(beam=1, length=2)):
         assert len(found[0].tokens) + found[0].finished <= 2
     with pytest.raises(ConfigError, match="length"):
         SearchSettings(length=0)
 
 
-def test_an_unreadable_image_is_an_error_at_its_place(loaded: LoadedCaptionModel, tmp_path: Path) -> None:
+def test_an_unreadable_image_is_an_error_at_its_place(loaded: Opened, tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"not an image")
     captioner = Captioner(loaded, batch=2)
     items = [ImageItem(tmp_path / "bad.png", "bad.png"), *(ImageItem(each, "") for each in IMAGES[:2])]
@@ -123,14 +123,14 @@ def test_an_unreadable_image_is_an_error_at_its_place(loaded: LoadedCaptionModel
         list(captioner.caption_all([tmp_path / "bad.png"]))
 
 
-def test_one_image_given_as_several_is_one_line(loaded: LoadedCaptionModel) -> None:
+def test_one_image_given_as_several_is_one_line(loaded: Opened) -> None:
     with pytest.raises(ConfigError, match="images is one str; expected several in a list"):
         list(Captioner(loaded).caption_all("photo.jpg"))
     with pytest.raises(ConfigError, match="batch"):
         Captioner(loaded, batch=0)
 
 
-def test_images_of_any_kind_give_the_same_caption(loaded: LoadedCaptionModel, tmp_path: Path) -> None:
+def test_images_of_any_kind_give_the_same_caption(loaded: Opened, tmp_path: Path) -> None:
     from PIL import Image
 
     photo = Image.fromarray(IMAGES[0][..., 0])

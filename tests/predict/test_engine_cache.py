@@ -27,8 +27,7 @@ from vitrail.base.locks import wait_for_entry_lock
 from vitrail.export.atomic_folder import write_folder_atomically
 from vitrail.export.description import CONFIG_FILE, ONNX_FILE, ExportDescription
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loaded_model import LoadedModel
-from vitrail.opening import open_torch_model
+from vitrail.opening import Opened, open_torch_model
 from vitrail.predict import engine_cache
 from vitrail.predict.engine_cache import (
     export_cache_path,
@@ -112,7 +111,7 @@ def test_nobodys_home(monkeypatch: pytest.MonkeyPatch) -> None:
         get_cache_folder()
 
 
-def toy(name: str = "vit", **fields: Any) -> LoadedModel:
+def toy(name: str = "vit", **fields: Any) -> Opened:
     return open_torch_model(make_toy_model(name, **fields), preprocessing=PREPROCESSING, labels=LABELS)
 
 

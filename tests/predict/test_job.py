@@ -42,7 +42,7 @@ def test_predictions_in_a_file(model: str, photos: Path, tmp_path: Path) -> None
         def __call__(self, count: int) -> None:
             totals.append(-count)
 
-    rows = PredictionRows(model=model, images=[str(photos)], top=2)
+    rows = PredictionRows(model=model, inputs=[str(photos)], top=2)
     job = Job(rows=rows, out=out, on_note=notes.append, progress=lambda total: Progress(total))
     result = job.run()
     assert (result.out, result.total, result.failed, result.was_complete) == (out, 3, 0, False)
@@ -59,7 +59,7 @@ def test_predictions_in_a_file(model: str, photos: Path, tmp_path: Path) -> None
 
 
 def test_features_in_a_file(model: str, photos: Path, tmp_path: Path) -> None:
-    rows = FeatureRows(model=model, images=[str(photos)], options=EngineOptions(output="mean"))
+    rows = FeatureRows(model=model, inputs=[str(photos)], options=EngineOptions(output="mean"))
     Job(rows=rows, out=tmp_path / "f.npy").run()
     assert np.load(tmp_path / "f.npy").shape == (3, 16)
     with pytest.raises(ConfigError, match="features need a file; set `out`"):
@@ -69,7 +69,7 @@ def test_features_in_a_file(model: str, photos: Path, tmp_path: Path) -> None:
 def test_unreadable_images_are_counted_and_reported(model: str, photos: Path, tmp_path: Path) -> None:
     (photos / "bad.png").write_text("text")
     errors, rows = list[DataError](), list[str]()
-    source = PredictionRows(model=model, images=[str(photos), str(tmp_path / "no*")], format="jsonl")
+    source = PredictionRows(model=model, inputs=[str(photos), str(tmp_path / "no*")], format="jsonl")
     result = Job(rows=source, on_error=errors.append, write_text=rows.append).run()
     assert (result.total, result.failed, len(result.problems)) == (4, 1, 1)
     assert [type(error) for error in errors] == [DataError, DataError]

@@ -13,10 +13,10 @@ from support.toy_translation import make_model, make_pairs, make_tokenizer, writ
 import vitrail
 from vitrail.base import progress
 from vitrail.base.errors import CheckpointError, ConfigError, DataError
+from vitrail.opening import Opened, open_model
 from vitrail.predict.search.greedy_and_sampling import greedy
 from vitrail.predict.search.settings import GREEDY, SearchSettings
 from vitrail.predict.translator import Translator
-from vitrail.text_loading import LoadedTextModel, open_text_model
 
 TEXTS = list(make_pairs().val.sources)
 
@@ -34,7 +34,7 @@ def translator(folder: Path) -> Translator:
 def test_is_opened_with_its_tokenizer_and_languages(translator: Translator, folder: Path) -> None:
     assert translator.languages == ("digits", "reversed")
     assert translator.tokenizer.to_json() == make_tokenizer().to_json()
-    assert repr(translator.loaded).startswith(f"LoadedTextModel({str(folder)!r}, Transformer, 6,")
+    assert repr(translator.loaded).startswith(f"Opened({str(folder)!r}, text, Transformer, 6,")
     again = Translator(translator.loaded)
     assert again.model is translator.model
     assert vitrail.Translator is Translator
@@ -44,7 +44,7 @@ def test_is_opened_with_its_tokenizer_and_languages(translator: Translator, fold
 @pytest.mark.parametrize("beam", [1, 3])
 def test_alone_as_in_a_batch_and_in_order(name: str, beam: int) -> None:
     """Sentences are sorted by length for the batches, and their order is restored."""
-    loaded = LoadedTextModel(source="toy", model=make_model(name).eval(), tokenizer=make_tokenizer())
+    loaded = Opened(source="toy", kind="text", model=make_model(name).eval(), tokenizer=make_tokenizer())
     alone = [Translator(loaded).translate(text, beam=beam) for text in TEXTS]
     for batch in (3, 64):
         found = Translator(loaded, batch=batch).translate(TEXTS, beam=beam)
@@ -142,25 +142,27 @@ def test_wrong_arguments_are_one_line(translator: Translator, name: str) -> None
 
 
 def test_models_that_cannot_translate_are_one_line(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="vit_fashion is a ViT, which reads images; expected a model that reads text"):
+    with pytest.raises(
+        ConfigError, match="vit_fashion reads images; expected a model that reads text: use vitrail predict"
+    ):
         Translator("vit_fashion")
     with pytest.raises(ConfigError, match="timm:vit reads images; expected a model that reads text"):
         Translator("timm:vit")
-    with pytest.raises(CheckpointError, match="the model is None; expected a run of translation"):
+    with pytest.raises(CheckpointError, match="the model is None; expected a name"):
         Translator(None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(CheckpointError, match="nothing"):
         Translator(tmp_path / "nothing")
     broken = write_text_model(tmp_path / "model")
     (broken / "tokenizer.json").write_text((folder / "tokenizer.json").read_text("utf-8") + " ", "utf-8")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is not the tokenizer that the model was trained with"):
-        open_text_model(broken)
+        open_model(broken, kind="text")
     (broken / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing; expected the tokenizer that the model"):
-        open_text_model(broken)
+        open_model(broken, kind="text")
     other = tmp_path / "other"
     vitrail.save(make_model(vocabulary=99), other, tokenizer=make_tokenizer().to_json())
     with pytest.raises(CheckpointError, match="has 99 tokens and padding 0, but its tokenizer 25 and 0"):
-        open_text_model(other)
+        open_model(other, kind="text")
 
 
 def test_folders_of_images_have_no_fields_of_text(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_a_model_of_text_is_loaded_as_any_other(folder: Path) -> None:
     assert (about.languages, about.config["vocabulary"]) == (("digits", "reversed"), model.config.vocabulary)
     assert about.tokenizer is not None
     assert len(about.tokenizer) == 64
-    loaded = open_text_model(folder, fields={"dropout": 0.5})
+    loaded = open_model(folder, fields={"dropout": 0.5}, kind="text")
     assert loaded.model.config.dropout == 0.5
 
 
@@ -190,4 +192,4 @@ def test_damaged_languages_are_one_line(tmp_path: Path) -> None:
         about.pop("checksum", None)
         (folder / "config.json").write_text(json.dumps({**about, name: json.loads(value)}), "utf-8")
         with pytest.raises(CheckpointError, match=f"{name} is "):
-            open_text_model(folder)
+            open_model(folder, kind="text")

@@ -13,8 +13,7 @@ from support.toy_datasets import write_class_folders
 from vitrail.base.style import WRONG
 from vitrail.evaluation.evaluation_data import open_labelled_images, select_images
 from vitrail.inspection.explain.explainer import Explainer
-from vitrail.loaded_model import LoadedModel
-from vitrail.opening import open_torch_model
+from vitrail.opening import Opened, open_torch_model
 from vitrail.report.evaluation_report import (
     EvaluatedImages,
     build_result_sections,
@@ -37,12 +36,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     return open_torch_model(write_model_folder(tmp_path_factory.mktemp("models") / "model", patch_size=16))
 
 
 @pytest.fixture(scope="module")
-def evaluated(loaded: LoadedModel, data: Path) -> EvaluatedImages:
+def evaluated(loaded: Opened, data: Path) -> EvaluatedImages:
     return evaluate_images(loaded, open_labelled_images(loaded, str(data)), batch=4)
 
 
@@ -86,14 +85,14 @@ def test_result_sections(evaluated: EvaluatedImages) -> None:
     assert samples.figures[0].to_png().startswith(b"\x89PNG")
 
 
-def test_classes_of_the_data_that_the_model_does_not_have(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_classes_of_the_data_that_the_model_does_not_have(loaded: Opened, tmp_path: Path) -> None:
     found = open_labelled_images(loaded, str(write_class_folders(tmp_path / "others", dogs=1, birds=1)))
     assert found.mapping is None
     assert "2 of the data's 2 classes" in found.no_mapping_reason
     assert found.labels == ("birds", "dogs")
 
 
-def test_few_images_are_of_different_classes(loaded: LoadedModel, data: Path) -> None:
+def test_few_images_are_of_different_classes(loaded: Opened, data: Path) -> None:
     chosen = select_images(loaded, str(data), 3, by_class=True)
     assert [(Path(each.name).parent.name, each.label) for each in chosen.items] == [(name, name) for name in LABELS]
     assert [str(each.source) for each in chosen.items] == [each.name for each in chosen.items]
@@ -153,9 +152,7 @@ def test_explained_images_are_the_most_confident_mistakes_and_typical_right_ones
     assert len(everything) == sum(SIZES.values())
 
 
-def test_figures_in_a_report_say_what_is_wrong_and_what_is_true(
-    loaded: LoadedModel, evaluated: EvaluatedImages
-) -> None:
+def test_figures_in_a_report_say_what_is_wrong_and_what_is_true(loaded: Opened, evaluated: EvaluatedImages) -> None:
     _, _, sections = build_model_report(Explainer(loaded), "model", evaluated=evaluated, explained=4)
     (shown,) = [each for each in sections if each.title == "What the model looked at"]
     assert [each.verdict for each in shown.figures] == ["wrong", "wrong", "right", "right"]

@@ -26,7 +26,7 @@ from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 from vitrail.study.compare import (
     ClassDistillationSimilarity,
     ComparedModel,
@@ -42,15 +42,13 @@ WIDE = Preprocessing(image_size=32, crop=1.0)
 NARROW = Preprocessing(image_size=32, crop=0.6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
 
-def toy(
-    name: str, preset: str = "vit_tiny_patch16_224", preprocessing: Preprocessing = WIDE, **fields: Any
-) -> LoadedModel:
+def toy(name: str, preset: str = "vit_tiny_patch16_224", preprocessing: Preprocessing = WIDE, **fields: Any) -> Opened:
     fields = {"image_size": 32, "classes": 7, "depth": 2, "width": 16, "heads": 2, **fields}
     model = add_weight_noise(vitrail.create(preset, **fields), std=0.3)
-    return LoadedModel(source=name, model=model, preprocessing=preprocessing, classes=7, labels=CLASSES)
+    return Opened(source=name, model=model, preprocessing=preprocessing, classes=7, labels=CLASSES)
 
 
-def student(name: str = "runs/student", **fields: Any) -> LoadedModel:
+def student(name: str = "runs/student", **fields: Any) -> Opened:
     return toy(name, "deit_tiny_distilled_patch16_224", NARROW, **{"depth": 3, **fields})
 
 
@@ -67,7 +65,7 @@ def inputs(dataset: ArrayDataset, preprocessing: Preprocessing) -> Tensor:
     return torch.stack(pixels)
 
 
-def by_hand(opened: LoadedModel, dataset: ArrayDataset) -> list[list[int]]:
+def by_hand(opened: Opened, dataset: ArrayDataset) -> list[list[int]]:
     model: Any = opened.model
     with torch.inference_mode():
         images = inputs(dataset, opened.preprocessing)
@@ -120,14 +118,12 @@ def test_disagreement_is_a_metric(models: int, count: int, batch: int, seed: int
     pixels = torch.randint(256, (count, 2, 2, 3), generator=draw, dtype=torch.uint8).numpy()
     dataset = ArrayDataset(pixels, torch.randint(3, (count,), generator=draw).numpy(), tuple("abc"))
     how = Preprocessing(image_size=2, crop=1.0)
-    voters = list[LoadedModel]()
+    voters = list[Opened]()
     for number in range(models):
         head = nn.Linear(12, 3)
         nn.init.normal_(head.weight, generator=draw)
         model = nn.Sequential(nn.Flatten(), head)
-        voters.append(
-            LoadedModel(source=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c"))
-        )
+        voters.append(Opened(source=f"{number}", model=model, preprocessing=how, classes=3, labels=("a", "b", "c")))
     found = compare(voters, dataset, batch=batch)
     matrix = torch.tensor(found.disagreement, dtype=torch.float64)
     assert torch.equal(matrix, matrix.T)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 import vitrail
-from vitrail.caption_loading import LoadedCaptionModel, open_caption_model
 from vitrail.checkpoint.writing import write_caption_model
 from vitrail.data.captions.captions import CaptionedImages, CaptionSplits, open_collages
 from vitrail.data.captions.collages import COLLAGE_SIDE, CollageImages
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.models.text.caption_model import CaptionModel
+from vitrail.opening import Opened, open_model
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.task_settings import CaptionSettings
 from vitrail.tasks.caption import CaptionTask, create_decoder
@@ -84,5 +84,5 @@ def write_toy_captioner(folder: Path) -> Path:
     return folder
 
 
-def open_toy_captioner(folder: Path) -> LoadedCaptionModel:
-    return open_caption_model(write_toy_captioner(folder))
+def open_toy_captioner(folder: Path) -> Opened:
+    return open_model(write_toy_captioner(folder), kind="caption")

@@ -12,7 +12,7 @@ import vitrail
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.models.base.text_contract import TextModel
 from vitrail.models.catalog.families import load_family
-from vitrail.text_loading import LoadedTextModel
+from vitrail.opening import Opened
 
 SENTENCES = (
     "Ein Hund läuft im Park.",
@@ -32,8 +32,8 @@ def train_toy_tokenizer(kind: str = "bpe", vocabulary: int = 80) -> TextTokenize
     return TextTokenizer.train(kind, SENTENCES * 2, vocabulary)
 
 
-def make_translator(family: str = "transformer", kind: str = "bpe", **fields: Any) -> LoadedTextModel:
-    """A translator with random weights, as `open_text_model` returns it."""
+def make_translator(family: str = "transformer", kind: str = "bpe", **fields: Any) -> Opened:
+    """A translator with random weights, as `open_model` returns it."""
     tokenizer = train_toy_tokenizer(kind)
     sizes = TRANSFORMER if family == "transformer" else LSTM
     found = load_family(family)
@@ -42,8 +42,8 @@ def make_translator(family: str = "transformer", kind: str = "bpe", **fields: An
         found.configure(**{**sizes, "vocabulary": tokenizer.vocabulary, "pad": tokenizer.pad, **fields})
     )
     assert isinstance(model, TextModel)
-    return LoadedTextModel(
-        source="toy", model=add_weight_noise(model, 0.2), tokenizer=tokenizer, languages=("de", "en")
+    return Opened(
+        source="toy", kind="text", model=add_weight_noise(model, 0.2), tokenizer=tokenizer, languages=("de", "en")
     )
 
 

@@ -23,7 +23,6 @@ from torch import multiprocessing
 
 import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.caption_loading import open_caption_model
 from vitrail.data.batch import Batch
 from vitrail.data.captions.captions import CaptionedImages, CaptionSplits
 from vitrail.data.images.augment.config import Augmentation
@@ -31,13 +30,13 @@ from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.distributed import Ranks
 from vitrail.models.base.text_contract import Memory
 from vitrail.models.catalog.families import find_preset
+from vitrail.opening import open_model
 from vitrail.recipes.recipe import OptimizationSettings, Recipe, open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.caption import CaptionTask, add_features, create_decoder, prepare_images
 from vitrail.tasks.caption_source import CaptionSource
 from vitrail.tasks.task import BuildContext, check_task
-from vitrail.text_loading import open_text_model
 from vitrail.train.loop import run_training
 from vitrail.train.optim import create_optimizers
 from vitrail.train.plan import Plan, Runtime, plan_request
@@ -294,11 +293,11 @@ def test_a_run_writes_two_models_that_other_commands_open(tmp_path: Path) -> Non
     start_run(make_request(), tmp_path / "run", Runtime(threads=1))
     folder = tmp_path / "run" / "model"
     assert sorted(path.name for path in folder.iterdir()) == ["decoder", "encoder"]
-    encoder, decoder = vitrail.open_model(folder / "encoder"), open_text_model(folder / "decoder")
+    encoder, decoder = vitrail.open_model(folder / "encoder"), open_model(folder / "decoder", kind="text")
     assert encoder.preprocessing.mean == (0.5,)
     assert vitrail.Predictor(encoder).features(np.zeros((56, 56), np.uint8)).shape == (16,)
     assert decoder.tokenizer.decode(decoder.tokenizer.encode(["a boot left of a shirt"])[0]) == "a boot left of a shirt"
-    loaded = open_caption_model(tmp_path / "run")
+    loaded = open_model(tmp_path / "run", kind="caption")
     images = torch.zeros(1, 1, 56, 56)
     assert torch.equal(loaded.model.encode(images).tokens, encoder.module.tokens(images))  # pyright: ignore[reportCallIssue]
     with pytest.raises(CheckpointError, match=r"model is a captioner of two models; describe images with `vitrail cap"):

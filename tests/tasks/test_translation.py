@@ -23,12 +23,12 @@ from vitrail.data.text.pairs import PairSplits, SentencePairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
 from vitrail.evaluation.translation_scores import score_translations
+from vitrail.opening import Opened
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.schedule import Clock, lr_factor
 from vitrail.tasks.task import MeanMetrics, Task
 from vitrail.tasks.text_source import TextSource
 from vitrail.tasks.translation import TranslationTask, open_tokenizer
-from vitrail.text_loading import LoadedTextModel
 from vitrail.train.fit import fit
 from vitrail.train.loop import FitResult
 from vitrail.train.plan import Plan
@@ -131,7 +131,7 @@ def test_evaluation_is_the_mean_over_all_tokens() -> None:
     assert found[0] == pytest.approx(found[2], rel=1e-5)
     assert found[0].keys() == {"perplexity", "loss"}
     ended = task.evaluate(source, last, batch=20, device=device).metrics
-    loaded = LoadedTextModel(source="toy", model=task.backbone.eval(), tokenizer=make_tokenizer())
+    loaded = Opened(source="toy", kind="text", model=task.backbone.eval(), tokenizer=make_tokenizer())
     texts = vitrail.Translator(loaded).translate(list(make_pairs().val.sources[:5]), beam=1)
     scores = score_translations([each.text for each in texts], make_pairs().val.targets[:5])
     assert (ended["bleu"], ended["chrf"]) == (scores.bleu, scores.chrf)
@@ -187,7 +187,7 @@ def test_a_transformer_of_one_layer_and_one_head_learns_to_reverse() -> None:
     loop = LoopSettings(epochs=25, batch=32, eval_every=0)
     settings = OptimizationSettings(lr=1e-2, weight_decay=0.0, warmup=2)
     result = fit(TranslationTask(model), source, Recipe(loop=loop, optimization=settings), device="cpu")
-    loaded = LoadedTextModel(source="toy", model=result.model, tokenizer=tokenizer)
+    loaded = Opened(source="toy", kind="text", model=result.model, tokenizer=tokenizer)
     found = vitrail.Translator(loaded).translate(list(val.sources))
     assert sum(each.text == target for each, target in zip(found, val.targets, strict=True)) >= 36
 
@@ -263,7 +263,9 @@ def test_wrong_settings_are_one_line() -> None:
         train(make_task(vocabulary=99), RECIPE)
     with pytest.raises(ConfigError, match="the model is a ViT, which reads images; expected a model that reads text"):
         fit(TranslationTask(vitrail.create("ViT-Ti/16")), source, RECIPE, device="cpu")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="Transformer reads text; expected a model that reads images"):
+    with pytest.raises(
+        ConfigError, match=r"TranslationTask trains on sentence pairs; expected a .*TextSource, not 'fa"
+    ):
         fit(make_task(), "fashion", RECIPE, device="cpu")
     with pytest.raises(ConfigError, match="`tokenizer` is 'words'; expected bpe, wordpiece, or a tokenizer"):
         open_tokenizer("words", 30, [])

@@ -11,8 +11,8 @@ from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.catalog.external_families import is_external_family_name
 
-FORMAT_VERSION = 1  # increased only if an older vitrail can no longer read the folder
-RARE_FIELDS = ("languages", "tokenizer", "code")  # which earlier versions do not know
+FORMAT_VERSION = 2  # increased only if an older vitrail can no longer read the folder
+RARE_FIELDS = ("languages", "tokenizer", "code")  # left out where they do not apply
 TYPE_NAMES: dict[type[Any], str] = {
     int: "a whole number",
     float: "a number",
@@ -36,6 +36,7 @@ class Description:
     languages: tuple[str, str] | None = None  # source and target, of a model that translates
     tokenizer: str | None = None  # checksum of tokenizer.json, of a text model
     code: str | None = None  # FILE.py:NAME or MODULE:NAME of a family from outside the package; shown, never imported
+    kind: str = ""  # image, text or caption
     save: str = ""  # the same in both files of a folder, unless a save was interrupted between them
 
     def to_json(self, *, signed: bool = False) -> str:
@@ -43,7 +44,7 @@ class Description:
         data = {"format": FORMAT_VERSION, **asdict(self)}
         for name in RARE_FIELDS:
             if data[name] is None:
-                del data[name]  # so that earlier versions can read all others
+                del data[name]
         return json.dumps(add_checksum(data) if signed else data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -76,8 +77,8 @@ def parse_description_fields(data: dict[str, Any], kind: type[Description]) -> d
     for name in data:
         if name not in known:
             raise unknown_name_error("field", name, known)
-    data = {"provenance": {}, "save": "", **data}
-    for name, expected in (("family", str), ("config", dict), ("provenance", dict), ("save", str)):
+    data = {"provenance": {}, "save": "", "kind": "", **data}
+    for name, expected in (("family", str), ("config", dict), ("provenance", dict), ("kind", str), ("save", str)):
         if not isinstance(data.get(name), expected):
             raise ConfigError(f"{name} is {repr(data.get(name))[:40]}; expected {TYPE_NAMES[expected]}")
     if data.get("resampling", "timm") not in get_args(ResamplingPolicy):

@@ -9,6 +9,7 @@ from vitrail.base.errors import CheckpointError, describe_error
 from vitrail.base.files import WEIGHTS_FILE_SUFFIXES, make_folder, read_text, write_text
 from vitrail.base.json_yaml import parse_json
 from vitrail.base.text import abbreviate_list
+from vitrail.models import TEXT_FAMILIES
 
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # as hubs name them
@@ -49,6 +50,17 @@ def find_weight_files(folder: Path) -> list[Path]:
 def is_captioner_folder(folder: Path) -> bool:
     """Whether a folder has the encoder and the decoder of a captioner."""
     return all((folder / name / CONFIG_FILE).is_file() for name in CAPTIONER_FOLDERS)
+
+
+def read_kind(place: Path) -> str:
+    """The name of a model's kind, which config.json states; in folders of earlier versions it follows from the rest."""
+    folder = place if place.is_dir() else place.parent if place.name in WEIGHT_FILES else None
+    about = (None if folder is None else read_json_if_exists(folder / CONFIG_FILE)) or {}
+    if folder is None or ("format" in about and isinstance(about.get("kind"), str)):
+        return about.get("kind", "image")
+    if is_captioner_folder(folder):
+        return "caption"
+    return "text" if about.get("family") in TEXT_FAMILIES or about.get("tokenizer") is not None else "image"
 
 
 def list_shards(index_path: Path) -> list[str] | None:

@@ -1,5 +1,6 @@
 """Write a model as a checkpoint of any layout that can represent it, or a captioner. Files are written atomically."""
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.base.errors import CheckpointError
-from vitrail.checkpoint.description import Description
+from vitrail.base.files import write_text
+from vitrail.checkpoint.description import FORMAT_VERSION, Description
 from vitrail.checkpoint.family_recognition import choose_source, has_layout
 from vitrail.checkpoint.layout import OWN_LAYOUT, Layout, get_layout, list_layouts
 from vitrail.checkpoint.reading import check_tensors_fit_model, read_translated_checkpoint
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.weight_folders import (
+    CONFIG_FILE,
     DECODER_FOLDER,
     ENCODER_FOLDER,
     compute_tokenizer_checksum,
@@ -79,6 +82,7 @@ def write(
     try:
         description = Description(
             family=family.name,
+            kind="text" if family.build.reads == "text" else "image",
             config=asdict(config),
             preprocessing=preprocessing,
             labels=None if labels is None else tuple(labels),
@@ -221,7 +225,7 @@ def write_caption_model(
     resampling: ResamplingPolicy = "timm",
     family: Family | None = None,
 ) -> None:
-    """Write both parts; `tokenizer` is the text of a tokenizer.json, `family` that of an encoder from outside."""
+    """Write both parts, then config.json; `tokenizer` is a tokenizer.json, `family` that of an encoder from outside."""
     write(
         model.encoder,
         folder / ENCODER_FOLDER,
@@ -231,3 +235,4 @@ def write_caption_model(
         family=family,
     )
     write(model.decoder, folder / DECODER_FOLDER, tokenizer=tokenizer, provenance=provenance)
+    write_text(folder / CONFIG_FILE, json.dumps({"format": FORMAT_VERSION, "kind": "caption"}, indent=2) + "\n")

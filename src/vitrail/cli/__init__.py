@@ -45,7 +45,7 @@ GROUP_HELP = {"study": "Run an experiment about architectures and compare it wit
 LONG_RUNNING_COMMANDS = ("train", "distill", "pretrain", "ablate", "study")  # they continue without a reader
 OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # not needed to predict with an exported model
 # of fields whose option has another name; `task` is set in a recipe only
-OPTION_NAMES = {"fields": "--set", "out": "-o", "source": "--from", "task": "task"}
+OPTION_NAMES = {"fields": "--set", "of_class": "--class", "out": "-o", "source": "--from", "task": "task"}
 USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # not bugs of vitrail
 
 

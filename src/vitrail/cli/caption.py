@@ -84,10 +84,10 @@ def caption(
         draw_captions(model, images, how, output, layer=layer, batch=batch, device=device, as_json=as_json)
         return
 
-    from vitrail.predict.text_rows import CaptionRows
+    from vitrail.opening import run_command
 
     lines, kind = list[str](), "jsonl" if as_json else None
-    rows = CaptionRows(model=model, images=images, format=kind, search=how, batch=batch, device=device)
+    rows = run_command("caption", model, inputs=images, format=kind, search=how, batch=batch, device=device)
     write_text = lines.append if as_json else write_to_stdout
     result = run_job(rows, out, resume=resume, overwrite=overwrite, write_text=write_text)
     if as_json:

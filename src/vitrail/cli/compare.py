@@ -54,7 +54,7 @@ def compare(
     from vitrail.study.compare import compare as compare_models
 
     place = resolve_device(device, Ranks())
-    loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]
+    loaded = [open_model(name, kind="image", fields=given, preprocessing=how or None) for name in models]
     found = open_comparison_data(loaded, data)
     prepare_output(out, COMPARISON_FILES, overwrite=overwrite)
     with progress_bar(len(loaded) * len(get_validation_images(found))) as advance:

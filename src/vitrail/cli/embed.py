@@ -49,6 +49,6 @@ def embed(
     given = options or PredictFlags()
     how = given.make_options("maps" if maps else features or "features")
 
-    from vitrail.predict.image_rows import FeatureRows
+    from vitrail.opening import run_command
 
-    given.run(FeatureRows(model=model, images=images, format=kind, options=how))
+    given.run(run_command("embed", model, inputs=images, format=kind, options=how))

@@ -1,17 +1,16 @@
 """vitrail eval: measure a model on labelled images, on sentence pairs, or on images with captions."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL, TRANSLATION
-from vitrail.cli.options.values import check_minimum, parse_fields, parse_model_fields, read_labels
+from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import check_output_file, prepare_figure_folder, print_report
+from vitrail.cli.output.results import check_output_file, prepare_output, print_result
 
 if TYPE_CHECKING:
     from vitrail.evaluation.checkpoint_evaluation import CheckpointEvaluation
@@ -64,6 +63,7 @@ def eval(  # noqa: A001
     out
         Folder for confusion.png, reliability.png and evaluation.json, for translations.tsv or captions.tsv and
         evaluation.json.
+        Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html.
     wrong
         File for the images that are predicted wrong, most confident mistakes first: .csv is a list of them, .html a
         page with the images and what the model looked at.
@@ -76,58 +76,42 @@ def eval(  # noqa: A001
     beam
         Hypotheses kept at each step of beam search, for translations and captions; 1 is greedy search. [default: 4]
     """
-    text_options = {"pair": pair, "part": part, "beam": beam}
-    image_options = {
-        "wrong": wrong,
-        "real": real,
-        "head": head,
-        "labels": labels,
-        "image-size": image_size,
-        "set": fields,
-        "preprocessing": preprocessing,
-    }
-    if reads_text(checkpoint):
-        refuse_options(image_options, f"{checkpoint} reads text")
-        evaluate_translation(checkpoint, data, out, text_options, batch, device, overwrite=overwrite, as_json=as_json)
-        return
-    if writes_captions(checkpoint):
-        refuse_options({**image_options, "pair": pair, "part": part}, f"{checkpoint} describes images")
-        evaluate_captions(
-            checkpoint, data, out, beam, batch, device, strict=strict, overwrite=overwrite, as_json=as_json
-        )
-        return
-    refuse_options(text_options, f"{checkpoint} reads images")
-    how, given = parse_fields(preprocessing, "--preprocessing"), parse_model_fields(fields, image_size)
+    how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
     check_minimum("--batch", batch, 1)
     check_minimum("--workers", workers, 0)
     check_output_file("--wrong", wrong, WRONG_SUFFIXES, overwrite=overwrite)
 
-    from vitrail.base.files import make_writable_folder
-    from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
-    from vitrail.evaluation.plots import EVALUATION_FILES, write_evaluation
+    from vitrail.opening import run_command
 
-    opened = open_checkpoint_evaluation(
+    opened = run_command(
+        "evaluate",
         checkpoint,
-        data,
+        data=data,
+        wrong=wrong,
         real=real,
         head=head,
+        pair=pair,
+        part=part,
+        beam=beam,
         labels=read_labels(labels),
-        fields=given,
+        image_size=None if image_size is None else parse_size(image_size),
+        fields=given or None,
         preprocessing=how or None,
+        batch=batch,
+        workers=workers or None,
         device=device,
+        strict=strict or None,
     )
     print_notes(opened.notes)
-    prepare_figure_folder(out, EVALUATION_FILES, overwrite=overwrite)
-    if wrong is not None:
-        make_writable_folder(wrong.parent)
-    with progress_bar(len(opened.images)) as advance:
-        result = opened.run(batch=batch, workers=workers, strict=strict, progress=advance)
+    prepare_output(out, opened.files, overwrite=overwrite)
+    with progress_bar(opened.examples) as advance:
+        result = opened.run(advance)
     report = {"checkpoint": checkpoint, "data": opened.data, **result.to_json()}
     if wrong is not None:
         write_wrong(opened, result, wrong)
-    print_report(result, report, write_evaluation(result, report, out) if out else (), as_json=as_json)
-    if not as_json:
-        print(f"\n{describe_wrong(result, wrong)}")
+    print_result(result, result.table, report, out, lambda folder: result.write(report, folder), as_json=as_json)
+    if not as_json and (mistakes := describe_wrong(result, wrong)):
+        print(f"\n{mistakes}")
 
 
 def write_wrong(opened: "CheckpointEvaluation", result: "Evaluation", path: Path) -> None:
@@ -146,93 +130,15 @@ def write_wrong(opened: "CheckpointEvaluation", result: "Evaluation", path: Path
     write_page(page, path)
 
 
-def describe_wrong(result: "Evaluation", path: Path | None) -> str:
-    """How many predictions are wrong, and where they are or can be listed."""
+def describe_wrong(result: object, path: Path | None) -> str:
+    """How many predictions are wrong, and where they are or can be listed; empty if there are no classes."""
+    from vitrail.evaluation.metrics import Evaluation
+
+    if not isinstance(result, Evaluation):
+        return ""
     if not result.wrong:
         return "no image is predicted wrong" + (f": {path} lists none" if path else "")
     count = f"{len(result.wrong):,} of {result.images:,} are predicted wrong"
     if path is not None:
         return f"{count}: {path}, most confident mistakes first"
     return f"{count}: list them with --wrong wrong.csv, see them with --wrong wrong.html"
-
-
-def reads_text(checkpoint: str) -> bool:
-    """Whether a folder holds a text model."""
-    from vitrail.export.description import is_exported
-    from vitrail.text_loading import is_text_model
-
-    return not is_exported(checkpoint) and is_text_model(checkpoint)
-
-
-def refuse_options(given: dict[str, Any], reason: str) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"--{name} is not for this model, since {reason}; remove it")
-
-
-def evaluate_translation(
-    model: str,
-    data: str | None,
-    out: Path | None,
-    options: dict[str, Any],
-    batch: int,
-    device: str,
-    *,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Evaluate a run of translation, and print or write the result."""
-    check_minimum("--batch", batch, 1)
-
-    from vitrail.evaluation.text_evaluation import TEXT_EVALUATION_FILES, open_text_evaluation
-    from vitrail.predict.search.settings import SearchSettings
-
-    search = SearchSettings() if options["beam"] is None else SearchSettings(beam=options["beam"])
-    opened = open_text_evaluation(model, data, pair=options["pair"], part=options["part"], device=device)
-    print_notes(opened.notes)
-    prepare_figure_folder(out, TEXT_EVALUATION_FILES, overwrite=overwrite)
-    with progress_bar(len(opened.pairs)) as advance:
-        result = opened.run(search, batch=batch, progress=advance)
-    report = {"checkpoint": model, "data": opened.data, **result.to_json()}
-    print_report(result, report, result.write(report, out) if out else (), as_json=as_json)
-
-
-def writes_captions(checkpoint: str) -> bool:
-    from vitrail.caption_loading import is_caption_model
-
-    return is_caption_model(checkpoint)
-
-
-def evaluate_captions(
-    model: str,
-    data: str | None,
-    out: Path | None,
-    beam: int | None,
-    batch: int,
-    device: str,
-    *,
-    strict: bool,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Evaluate a run of captions, and print or write the result."""
-    check_minimum("--batch", batch, 1)
-
-    from vitrail.inspection.sentences.caption_evaluation import (
-        CAPTION_EVALUATION_FILES,
-        choose_part,
-        evaluate_captioner,
-        open_evaluation_data,
-    )
-    from vitrail.predict.captioner import Captioner
-    from vitrail.predict.search.settings import SearchSettings
-
-    search = SearchSettings() if beam is None else SearchSettings(beam=beam)
-    captioner = Captioner(model, device=device, batch=batch)
-    opened = open_evaluation_data(captioner, data)
-    print_notes(opened.notes)
-    prepare_figure_folder(out, CAPTION_EVALUATION_FILES, overwrite=overwrite)
-    with progress_bar(len(choose_part(opened))) as advance:
-        result = evaluate_captioner(captioner, opened, search=search, strict=strict, progress=advance)
-    report = {"checkpoint": model, "data": opened.name, **result.to_json()}
-    print_report(result, report, result.write(report, out) if out else (), as_json=as_json)

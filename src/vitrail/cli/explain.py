@@ -1,25 +1,17 @@
 """vitrail explain: figures of what a model attends to, in photos or in a sentence."""
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.inspection_inputs import open_explainer, open_inspected_model
 from vitrail.cli.options.predict_flags import OptionalImages
-from vitrail.cli.options.values import parse_fields
-from vitrail.cli.output.messages import print_error, print_note, print_text
-from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import open_figure_output
-from vitrail.cli.output.streams import get_binary_buffer
+from vitrail.cli.options.values import parse_fields, parse_size, read_labels
+from vitrail.cli.output.messages import print_text
+from vitrail.cli.output.results import make_messages, open_figure_output
 from vitrail.cli.usage_errors import check_arguments
-
-if TYPE_CHECKING:
-    from vitrail.base.figures import FigureFolder
 
 Method = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms", "pca", "neighbours"]
 
@@ -114,118 +106,44 @@ def explain(
     """
     check_arguments("explain", checkpoint, images)
 
-    check_combination(method, "pca", {"--foreground": foreground})
-    check_combination(method, "neighbours", {"--data": data is not None, "--k": k is not None})
-    of_maps = {
-        "--layer": layer != "-1",
-        "--head": head != "mean",
-        "--from": token != "head",
-        "--class": of_class is not None,
-        "--discard": discard != 0,
-        "--mass": mass is not None,
-        "--check": check,
-    }
     title = f"What {Path(checkpoint).name or checkpoint} looked at"
     output = open_figure_output(out, title, svg=svg, arrays=arrays, overwrite=overwrite)
-    if sentence is not None:
-        for_photos = {name: is_given for name, is_given in of_maps.items() if name not in ("--layer", "--head")}
-        for_photos |= {"--method": method is not None, "--labels": labels is not None, "a photo": bool(images)}
-        refuse_with_sentence({**for_photos, "--image-size": bool(image_size), "--preprocessing": bool(preprocessing)})
-        how: dict[str, Any] = {"layer": parse_place("--layer", layer), "beam": 4 if beam is None else beam}
-        how["head"] = head if head == "mean" else parse_place("--head", head)
-        opening = {"fields": parse_fields(fields), "device": device}
-        print_text(explain_text(checkpoint, sentence, output, opening, as_json=as_json, **how))
-        return
-    if beam is not None:
-        raise ConfigError("--beam needs --sentence")
-    if not images:
-        raise ConfigError("explain needs IMAGES. See vitrail explain --help.")
-    writing: dict[str, Any] = {
-        "stdin": get_binary_buffer(sys.stdin),
-        "on_explained": ignore if as_json else print,
-        "on_error": print_error,
-    }
-    if method in ("pca", "neighbours"):
-        if unused := [name for name, is_given in of_maps.items() if is_given]:
-            raise ConfigError(f"{unused[0]} cannot be combined with --method {method}; leave it out")
 
-        from vitrail.inspection.explain.explain_files import explain_by_components, explain_by_neighbours
+    from vitrail.opening import run_command
 
-        loaded = open_inspected_model(checkpoint, fields, preprocessing, device, labels, image_size)
-        if method == "pca":
-            result = explain_by_components(loaded, images, output, foreground=foreground, **writing)
-        else:
-            wanted = 5 if k is None else k
-            result = explain_by_neighbours(
-                loaded, images, data, output, k=wanted, on_note=print_note, progress=progress_bar, **writing
-            )
-    else:
-        from vitrail.base.figures import FigureFile
-        from vitrail.inspection.explain.explain_files import can_occlude, explain_arguments
-        from vitrail.inspection.explain.explain_options import ExplainOptions, default_method, default_methods
-
-        explainer = open_explainer(checkpoint, fields, preprocessing, device, labels, image_size)
-        by_default = method is None and not any(of_maps.values()) and not isinstance(output, FigureFile)
-        chosen = method or default_method(explainer.model, explainer.layers, head=head, discard=discard, mass=mass)
-        methods = default_methods(explainer.model, explainer.layers) if by_default else (chosen,)
-        asked: dict[str, Any] = {"layer": layer, "head": head, "of_class": of_class, "mass": mass}
-        options = [
-            explainer.resolve_options(ExplainOptions(method=each, token=token, discard=discard, **asked))
-            for each in methods
-        ]
-        result = explain_arguments(
-            explainer,
-            images,
-            options,
-            output,
-            with_components=by_default and not explainer.loaded.classes,
-            check=check or (out.suffix.lower() in (".html", ".htm") and can_occlude(explainer, options)),
-            on_note=print_note,
-            progress=progress_bar,
-            **writing,
-        )
+    result = run_command(
+        "explain",
+        checkpoint,
+        inputs=images,
+        output=output,
+        sentence=sentence,
+        method=method,
+        layer=None if layer == "-1" else layer,
+        head=None if head == "mean" else head,
+        token=None if token == "head" else token,
+        of_class=of_class,
+        discard=discard or None,
+        mass=mass,
+        foreground=foreground or None,
+        data=data,
+        k=k,
+        check=check or None,
+        beam=beam,
+        labels=read_labels(labels),
+        image_size=None if image_size is None else parse_size(image_size),
+        fields=parse_fields(fields) or None,
+        preprocessing=parse_fields(preprocessing, "--preprocessing") or None,
+        device=device,
+        messages=make_messages(on_result=ignore if as_json else print_result),
+    )
     if as_json:
         print(json.dumps(result.report, indent=2))
     result.raise_if_failed()
 
 
-def refuse_with_sentence(options: dict[str, bool]) -> None:
-    """Refuse what is for photos."""
-    for name, is_given in options.items():
-        if is_given:
-            raise ConfigError(f"{name} with --sentence; expected one of them")
-
-
-def parse_place(option: str, text: str) -> int:
-    """A layer or head of a text model."""
-    try:
-        return int(text)
-    except ValueError:
-        expected = "a number from 0, or -1 for the last" + "; or mean" * (option == "--head")
-        raise ConfigError(f"{option} {text!r} with --sentence; expected {expected}") from None
-
-
-def explain_text(
-    checkpoint: str, sentence: str, out: "FigureFolder", opening: dict[str, Any], *, as_json: bool, **options: Any
-) -> str:
-    """Explain how a text model translates a sentence; what is printed about it."""
-    from vitrail.distributed import Ranks, resolve_device
-    from vitrail.report.translation_report import explain_sentence_files
-    from vitrail.text_loading import open_text_model
-
-    device = resolve_device(opening["device"], Ranks())
-    loaded = open_text_model(checkpoint, fields=opening["fields"], device=device)
-    explained, written = explain_sentence_files(loaded, sentence, out, **options)
-    files = list(map(str, written))
-    return json.dumps([{**explained.to_json(), "written": files}], indent=2) if as_json else f"{explained}; {files[-1]}"
+def print_result(found: object) -> None:
+    print_text(str(found))
 
 
 def ignore(_: object) -> None:
     """Print nothing: JSON is printed at the end."""
-
-
-def check_combination(method: str | None, needed: str, options: dict[str, bool]) -> None:
-    """Refuse options of another method."""
-    for name, is_given in options.items():
-        if is_given and method != needed:
-            raise ConfigError(f"{name} needs --method {needed}")

@@ -7,8 +7,7 @@ from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.inspection_inputs import open_explainer
-from vitrail.cli.options.values import check_minimum
+from vitrail.cli.options.values import check_minimum, parse_fields
 from vitrail.cli.output.messages import print_notes, print_text
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import prepare_figure_folder
@@ -71,12 +70,17 @@ def look(
 
     from vitrail.evaluation.evaluation_data import select_images
     from vitrail.inspection.explain.explain_options import ExplainOptions
+    from vitrail.inspection.explain.explainer import Explainer
     from vitrail.inspection.model_figures import FIGURE_NAMES
     from vitrail.inspection.model_figures import look as draw_figures
+    from vitrail.kinds.image import open_inspected_model
 
     kinds = (".png", ".svg") if svg else (".png",)
     files = [f"{name}{kind}" for name in FIGURE_NAMES for kind in (*kinds, *[".npz"] * arrays)]
-    explainer = open_explainer(checkpoint, fields, preprocessing, device)
+    how = parse_fields(preprocessing, "--preprocessing") or None
+    explainer = Explainer(
+        open_inspected_model(checkpoint, fields=parse_fields(fields), preprocessing=how, device=device)
+    )
     chosen = select_images(explainer.loaded, data, images)
     prepare_figure_folder(out, files, overwrite=overwrite)
     with progress_bar(len(chosen.items)) as advance:

@@ -48,6 +48,6 @@ def predict(
     given = options or PredictFlags()
     how = given.make_options("logits", labels=read_labels(labels))
 
-    from vitrail.predict.image_rows import PredictionRows
+    from vitrail.opening import run_command
 
-    given.run(PredictionRows(model=model, images=images, format=kind, top=top, options=how))
+    given.run(run_command("predict", model, inputs=images, format=kind, top=top, options=how))

@@ -95,7 +95,7 @@ def probe(
     from vitrail.evaluation.probes.probe_results import PROBE_FILES, write_probe
     from vitrail.opening import open_model
 
-    loaded = [open_model(name, fields=given, preprocessing=how or None) for name in models]
+    loaded = [open_model(name, kind="image", fields=given, preprocessing=how or None) for name in models]
     prepare_output(out, PROBE_FILES, overwrite=overwrite)
     result = probe_models(
         loaded,

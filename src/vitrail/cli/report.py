@@ -3,11 +3,8 @@
 from pathlib import Path
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.inspection_inputs import open_explainer
-from vitrail.cli.options.values import check_minimum
-from vitrail.cli.output.messages import print_notes
-from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import check_output_file, prepare_figure_folder
+from vitrail.cli.options.values import check_minimum, parse_fields, read_labels
+from vitrail.cli.output.results import check_output_file, make_messages
 
 
 def report(
@@ -52,37 +49,21 @@ def report(
     check_minimum("--batch", batch, 1)
     check_output_file("--out", out, (".html",), overwrite=overwrite)
 
-    from vitrail.evaluation.evaluation_data import select_images
-    from vitrail.report.evaluation_report import evaluate_images
-    from vitrail.report.html_page import render_page, write_page
-    from vitrail.report.model_report import MAX_BANK_IMAGES, build_model_report
-    from vitrail.train.run_list import read_run_summary
+    from vitrail.opening import run_command
 
-    explainer = open_explainer(checkpoint, fields, preprocessing, device, labels)
-    loaded = explainer.loaded
-    chosen = select_images(loaded, data, images, by_class=True)
-    prepare_figure_folder(out.parent, (), overwrite=overwrite)
-    print_notes(chosen.notes)
-    labelled, missing, evaluated = chosen.labelled if evaluate else None, list[str](), None
-    if labelled is not None and labelled.no_mapping_reason:
-        missing.append(f"accuracy: not measured, since {labelled.no_mapping_reason}")
-    elif labelled is not None:
-        with progress_bar(len(labelled.images), "evaluating") as advance:
-            evaluated = evaluate_images(loaded, labelled, progress=advance)
-    with progress_bar(len(chosen.items) + min(explained, len(chosen.items)), "explaining") as advance:
-        title, lead, sections = build_model_report(
-            explainer,
-            loaded.source,
-            chosen.items,
-            explained=explained,
-            batch=batch,
-            evaluated=evaluated,
-            run=None if loaded.run is None else read_run_summary(loaded.run.model.parent),
-            bank=chosen.take_evenly(MAX_BANK_IMAGES) if not loaded.classes else (),
-            notes=missing,
-            progress=advance,
-        )
-    with progress_bar(sum(len(section.figures) for section in sections), "drawing") as advance:
-        page = render_page(title, lead, sections, progress=advance)
-    write_page(page, out)
-    print(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser")
+    line = run_command(
+        "report",
+        checkpoint,
+        out=out,
+        data=data,
+        images=images,
+        explained=explained,
+        evaluate=evaluate,
+        labels=read_labels(labels),
+        fields=parse_fields(fields) or None,
+        preprocessing=parse_fields(preprocessing, "--preprocessing") or None,
+        batch=batch,
+        device=device,
+        messages=make_messages(),
+    )
+    print(line)

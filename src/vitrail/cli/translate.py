@@ -66,8 +66,8 @@ def translate(
     check_arguments("translate", model, texts)
     check_job_options(out, resume=resume, overwrite=overwrite)
 
-    from vitrail.predict.text_rows import TranslationRows
+    from vitrail.opening import run_command
 
     how = (search or SearchFlags()).make_settings()
-    rows = TranslationRows(model=model, inputs=texts, format=kind, search=how, batch=batch, device=device)
+    rows = run_command("translate", model, inputs=texts, format=kind, search=how, batch=batch, device=device)
     run_job(rows, out, resume=resume, overwrite=overwrite).raise_if_failed()

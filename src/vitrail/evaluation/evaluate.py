@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, unusable_device_error
+from vitrail.base.kinds import check_kind
 from vitrail.base.progress import track_progress
 from vitrail.data.batch import wrap_dead_worker_errors
 from vitrail.data.images.augment.augmentations import normalize
@@ -19,13 +20,13 @@ from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
 from vitrail.evaluation.wrong_predictions import list_wrong_predictions
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import ImageConfig, check_count, find_image_config
 from vitrail.models.base.contract import check_reads_images
+from vitrail.opening import Opened
 
 
 def evaluate(
-    model: nn.Module | LoadedModel,
+    model: nn.Module | Opened,
     dataset: ImageDataset | TorchDataset,
     preprocessing: Preprocessing | None = None,
     *,
@@ -60,7 +61,8 @@ def evaluate(
     """
     start, ranks = perf_counter(), ranks or Ranks()
     check_count("batch", batch)
-    if isinstance(model, LoadedModel):
+    if isinstance(model, Opened):
+        check_kind(model.kind, "image", model.source)
         preprocessing, labels = preprocessing or model.preprocessing, labels or model.labels
         model, classes = model.module, classes or model.classes
     dataset = adapt_dataset(dataset)

@@ -12,7 +12,7 @@ from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import BUILT_IN_DATASETS, DatasetSplits, ImageDataset, open_data
 from vitrail.data.images.image_items import ImageItem, evenly_spaced_indices, is_file_or_flat_folder, spread_over_labels
 from vitrail.data.photos import EXAMPLE_PREFIX, list_example_photos
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 from vitrail.predict.image_list import collect_images
 
 RGB_CHANNELS = 3
@@ -30,7 +30,7 @@ def open_evaluation_data(
     return open_data(where, val_share=1.0, real=real, need_classes=need_classes)
 
 
-def find_default_data(loaded: LoadedModel) -> str | None:
+def find_default_data(loaded: Opened) -> str | None:
     """The data of the run, or the bundled data set that the checkpoint was trained on."""
     if loaded.run is not None:
         return loaded.run.data
@@ -86,7 +86,7 @@ class SelectedImages:
         return self.items if found is None else found.take(evenly_spaced_indices(len(found.images), count))
 
 
-def select_images(loaded: LoadedModel, data: str | None, count: int, *, by_class: bool = False) -> SelectedImages:
+def select_images(loaded: Opened, data: str | None, count: int, *, by_class: bool = False) -> SelectedImages:
     """`count` images of the data, by default that of the run or else the example photos.
 
     They are evenly spaced over the data, or over each class if `by_class`.
@@ -107,7 +107,7 @@ def select_images(loaded: LoadedModel, data: str | None, count: int, *, by_class
     return SelectedImages(items=found.take(chosen), notes=found.notes, labelled=found)
 
 
-def take_example_photos(loaded: LoadedModel, count: int) -> SelectedImages:
+def take_example_photos(loaded: Opened, count: int) -> SelectedImages:
     """Up to `count` example photos for a model of RGB images, with a note; no images for other models."""
     if len(loaded.preprocessing.mean) != RGB_CHANNELS:
         return SelectedImages(notes=["no `data`, so no images"])
@@ -118,7 +118,7 @@ def take_example_photos(loaded: LoadedModel, count: int) -> SelectedImages:
     return SelectedImages(items=items, notes=[f"no `data`, so the figures show {shown}"])
 
 
-def open_labelled_images(loaded: LoadedModel, data: str | None) -> LabelledImages:
+def open_labelled_images(loaded: Opened, data: str | None) -> LabelledImages:
     """The validation images of `data`, by default that of the run, with the classes of the model."""
     found = open_evaluation_data(data, None, loaded.run, need_classes=bool(loaded.classes))
     images, labels, reason = get_validation_images(found), found.classes, ""

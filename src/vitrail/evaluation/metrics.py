@@ -1,8 +1,9 @@
 """Metrics of an evaluation, accumulated batch by batch as sums, which can be added over ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod, sqrt
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,6 +103,12 @@ class Evaluation:
             "bins": [vars(each) for each in self.bins],
             "skipped": list(self.skipped),
         }
+
+    def write(self, report: Mapping[str, Any], folder: Path) -> list[Path]:
+        """Write the report, the confusion matrix and the reliability diagram to a folder."""
+        from vitrail.evaluation.plots import write_evaluation  # needs matplotlib
+
+        return write_evaluation(self, report, folder)
 
     def __repr__(self) -> str:
         return f"Evaluation({self.format_headline()})"

@@ -1,7 +1,7 @@
 """Evaluate a model that translates on sentence pairs: what `vitrail eval` measures of a run of translation."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -11,6 +11,7 @@ import torch
 
 from vitrail.base.errors import ConfigError, DataError, unknown_name_error
 from vitrail.base.files import write_text
+from vitrail.base.table import Column, Table
 from vitrail.base.text import format_count
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.data.text.batches import EncodedPairs, load_validation_batches
@@ -24,10 +25,10 @@ from vitrail.evaluation.translation_scores import (
     measure_token_loss,
     score_translations,
 )
+from vitrail.opening import Opened, open_model
 from vitrail.predict.output.row_formats import make_single_line
 from vitrail.predict.search.settings import SearchSettings
 from vitrail.predict.translator import Translator
-from vitrail.text_loading import LoadedTextModel, open_text_model
 
 TEXT_EVALUATION_FILES = ("evaluation.json", "translations.tsv")
 
@@ -52,13 +53,12 @@ class TranslationEvaluation:
         return len(self.pairs) / max(self.seconds, 1e-9)
 
     def __str__(self) -> str:
-        how = "greedy" if self.search.beam == 1 else f"beam {self.search.beam}"
         return "\n".join(
             (
                 f"BLEU {self.scores.bleu:.2f}   {self.scores.bleu_signature}",
                 f"chrF2 {self.scores.chrf:.2f}  {self.scores.chrf_signature}",
                 f"perplexity {self.perplexity:.4g}, exact match {self.scores.exact:.2%}; "
-                f"{format_count(len(self.pairs), 'sentence')} of {self.pairs.name}, {how}, "
+                f"{format_count(len(self.pairs), 'sentence')} of {self.pairs.name}, {self.search.describe_beam()}, "
                 f"{self.sentences_per_second:.1f} sentences/s",
             )
         )
@@ -79,35 +79,50 @@ class TranslationEvaluation:
             "sentences_per_second": self.sentences_per_second,
         }
 
+    @property
+    def table(self) -> Table:
+        """One row with the scores."""
+        columns = (
+            Column(name="part"),
+            Column(name="sentences"),
+            Column(name="BLEU", digits=2),
+            Column(name="chrF2", digits=2),
+            Column(name="perplexity"),
+            Column(name="exact match", unit="%", digits=2),
+        )
+        scores = self.scores
+        row = (self.pairs.name, len(self.pairs), scores.bleu, scores.chrf, self.perplexity, scores.exact)
+        return Table(columns=columns, rows=[row], notes=(scores.bleu_signature, scores.chrf_signature))
+
     def write(self, report: Mapping[str, Any], folder: Path) -> list[Path]:
         """Write the report, and a table of sources, references and translations."""
-        numbers, table = (folder / name for name in TEXT_EVALUATION_FILES)
-        write_text(numbers, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-        rows = [("source", "reference", "translation")]
-        rows += zip(self.pairs.sources, self.pairs.targets, self.translations, strict=True)
-        lines = ("\t".join(make_single_line(each).replace("\t", " ") for each in row) for row in rows)
-        write_text(table, "".join(f"{line}\n" for line in lines))
-        return [numbers, table]
+        rows = zip(self.pairs.sources, self.pairs.targets, self.translations, strict=True)
+        return write_scored_texts(report, folder, "translations.tsv", ("source", "reference", "translation"), rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextEvaluation:
     """A model that translates, and the pairs that it is evaluated on."""
 
-    loaded: LoadedTextModel
+    loaded: Opened
     data: str  # its name
     pairs: SentencePairs
     encoded: EncodedPairs
     notes: Sequence[str]
     device: torch.device
+    search: SearchSettings
+    batch: int = 64
+    files: Sequence[str] = TEXT_EVALUATION_FILES
 
-    def run(
-        self, search: SearchSettings, *, batch: int = 64, progress: Callable[[int], object] = lambda _: None
-    ) -> TranslationEvaluation:
+    @property
+    def examples(self) -> int:
+        return len(self.pairs)
+
+    def run(self, progress: Callable[[int], object] = lambda _: None) -> TranslationEvaluation:
         model, pad = self.loaded.model, self.loaded.tokenizer.pad
-        loss, _ = measure_token_loss(model, load_validation_batches(self.encoded, batch=batch), pad, self.device)
-        translator, start = Translator(self.loaded, device=str(self.device), batch=batch), monotonic()
-        found = list(translator.iterate(self.pairs.sources, search, progress=progress))
+        loss, _ = measure_token_loss(model, load_validation_batches(self.encoded, batch=self.batch), pad, self.device)
+        translator, start = Translator(self.loaded, device=str(self.device), batch=self.batch), monotonic()
+        found = list(translator.iterate(self.pairs.sources, self.search, progress=progress))
         seconds = monotonic() - start
         texts = ["" if isinstance(each, DataError) else each.text for each in found]
         return TranslationEvaluation(
@@ -115,13 +130,31 @@ class TextEvaluation:
             translations=texts,
             scores=score_translations(texts, self.pairs.targets),
             loss=loss,
-            search=search,
+            search=self.search,
             seconds=seconds,
         )
 
 
+def write_scored_texts(
+    report: Mapping[str, Any], folder: Path, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+) -> list[Path]:
+    """Write evaluation.json, and the texts with their references as TSV."""
+    numbers, table = folder / TEXT_EVALUATION_FILES[0], folder / name
+    write_text(numbers, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    lines = ("\t".join(make_single_line(each).replace("\t", " ") for each in row) for row in (columns, *rows))
+    write_text(table, "".join(f"{line}\n" for line in lines))
+    return [numbers, table]
+
+
 def open_text_evaluation(
-    model: str, data: str | None = None, *, pair: str | None = None, part: str | None = None, device: str = "auto"
+    model: str,
+    data: str | None = None,
+    *,
+    pair: str | None = None,
+    part: str | None = None,
+    beam: int = 4,
+    batch: int = 64,
+    device: str = "auto",
 ) -> TextEvaluation:
     """Open a model and the pairs, by default the validation part of the run's data.
 
@@ -129,17 +162,26 @@ def open_text_evaluation(
     """
     import_sacrebleu()  # fail before the work, not after it
     place = resolve_device(device, Ranks())
-    loaded = open_text_model(model, device=place)
+    loaded = open_model(model, device=place, kind="text")
     splits = open_evaluation_pairs(data, pair, loaded)
     name, pairs = choose_part(splits, part)
     encoded = EncodedPairs.encode(pairs, loaded.tokenizer, length=loaded.model.length_limit)
     notes = [*splits.notes, *encoded.notes]
     if part is None and (others := [each for each in splits.tests if each != name]):
         notes.append(f"evaluated on {name}; {splits.name} also has {', '.join(others)}: choose one with `part`")
-    return TextEvaluation(loaded=loaded, data=splits.name, pairs=pairs, encoded=encoded, notes=notes, device=place)
+    return TextEvaluation(
+        loaded=loaded,
+        data=splits.name,
+        pairs=pairs,
+        encoded=encoded,
+        notes=notes,
+        device=place,
+        search=SearchSettings(beam=beam),
+        batch=batch,
+    )
 
 
-def open_evaluation_pairs(data: str | None, pair: str | None, loaded: LoadedTextModel) -> PairSplits:
+def open_evaluation_pairs(data: str | None, pair: str | None, loaded: Opened) -> PairSplits:
     """The pairs in the direction of the model."""
     run = loaded.run or FinishedRun(model=Path())
     where = data or run.data or find_built_in_pairs(loaded)
@@ -154,7 +196,7 @@ def open_evaluation_pairs(data: str | None, pair: str | None, loaded: LoadedText
     )
 
 
-def find_built_in_pairs(loaded: LoadedTextModel) -> str | None:
+def find_built_in_pairs(loaded: Opened) -> str | None:
     """The bundled pairs that the model was trained on; None if it was trained on others."""
     name = None if loaded.checkpoint is None else loaded.checkpoint.description.provenance.get("data")
     own = name in BUILT_IN_PAIRS and {*(loaded.languages or ())} == {*BUILT_IN_PAIRS[name][0]}

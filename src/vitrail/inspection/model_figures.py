@@ -46,11 +46,11 @@ from vitrail.inspection.representation.weight_patterns import (
     position_similarity,
     principal_filters,
 )
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.parts.attention import ReducedGrid
 from vitrail.models.parts.windows import Windows
+from vitrail.opening import Opened
 from vitrail.predict.predictor import Predictor
 
 Arrays = list[NDArray[Any]]  # one per batch
@@ -80,7 +80,7 @@ class ModelFigures:
 
 
 def look(
-    model: str | Path | nn.Module | LoadedModel | Predictor | Explainer,
+    model: str | Path | nn.Module | Opened | Predictor | Explainer,
     images: Iterable[Any] = (),
     *,
     batch: int = 4,

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.progress import progress_bar
-from vitrail.caption_loading import LoadedCaptionModel, open_caption_model
 from vitrail.data.images.image_items import ImageItem
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.opening import Opened, open_model
 from vitrail.predict.search.hypothesis import Hypothesis
 from vitrail.predict.search.settings import SearchSettings, change_search
 
@@ -75,9 +75,9 @@ class Captioner:
     'a boot left of a shirt'
     """
 
-    def __init__(self, model: str | Path | LoadedCaptionModel, *, device: str = "auto", batch: int = 16) -> None:
+    def __init__(self, model: str | Path | Opened, *, device: str = "auto", batch: int = 16) -> None:
         check_count("batch", batch)
-        self.loaded, self.batch = open_caption_model(model, device=resolve_device(device, Ranks())), batch
+        self.loaded, self.batch = open_model(model, kind="caption", device=resolve_device(device, Ranks())), batch
         self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
 
     def caption(self, image: Any, search: SearchSettings | None = None, **changes: Any) -> Caption:
@@ -141,7 +141,7 @@ class Captioner:
     def prepare(self, image: Any) -> Tensor | DataError:
         """The model's input for an image (C, H, W), or why it cannot be read."""
         try:
-            return self.loaded.encoder.make_batch([image])[0]
+            return self.loaded.make_batch([image])[0]
         except DataError as error:
             return error
 

@@ -20,7 +20,7 @@ from vitrail.base.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verif
 from vitrail.base.locks import LOCK_FILE_NAME, lock_folder, wait_for_entry_lock
 from vitrail.export.description import ONNX_FILE, read_folder_description
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 from vitrail.predict.model_checksums import compute_onnx_checksums, hash_texts
 
 EXPORTS_FOLDER = "exports"
@@ -28,10 +28,10 @@ SPEEDS_FOLDER = "engines"  # one file per key, so that processes do not overwrit
 MAX_SPEED_FILE_BYTES = 2**16
 UNFINISHED_NAME = re.compile(r"\.([0-9a-f]+)\.[a-z0-9_]{8}")  # of the folders that write_folder_atomically makes
 
-Opened = TypeVar("Opened")
+Entry = TypeVar("Entry")
 
 
-def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision: str) -> Path:
+def export_cache_path(loaded: Opened, output: str, *, merge: int, precision: str) -> Path:
     """Where the export of a model is cached: by its weights, config and preprocessing."""
     from vitrail.checkpoint.checksums import checksum_own_code
     from vitrail.export.export import compute_weights_digest
@@ -44,7 +44,7 @@ def export_cache_path(loaded: LoadedModel, output: str, *, merge: int, precision
 
 
 def write_cached_export(
-    loaded: LoadedModel, path: Path, output: Any, *, merge: int, precision: Literal["fp32", "int8"]
+    loaded: Opened, path: Path, output: Any, *, merge: int, precision: Literal["fp32", "int8"]
 ) -> None:
     """Write the export of a model into the cache. It has no labels, since those may change."""
     from vitrail.export.export import export_model
@@ -60,7 +60,7 @@ def write_cached_export(
     )
 
 
-def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path], Opened]) -> Opened:
+def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path], Entry]) -> Entry:
     """Open an exported model quantized to int8, written on first use. Needs onnx, but not torch."""
     from vitrail.export.agreement import make_photo_crops
     from vitrail.export.quantize import write_int8_export
@@ -75,7 +75,7 @@ def open_cached_int8_export(exported: ExportedModel, open_export: Callable[[Path
     return open_or_write_export(path, write, open_export)
 
 
-def open_or_write_export(path: Path, write: Callable[[Path], object], open_export: Callable[[Path], Opened]) -> Opened:
+def open_or_write_export(path: Path, write: Callable[[Path], object], open_export: Callable[[Path], Entry]) -> Entry:
     """Open an export in the cache. If it is missing or damaged, one process writes it and the others wait for it.
 
     An intact export is never removed or replaced, so that no process loses the one that it uses.

@@ -19,9 +19,8 @@ from vitrail.data.images.image_items import ImageItem
 from vitrail.export.agreement import count_agreeing_images
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import pair
-from vitrail.opening import GivenPreprocessing, download_if_missing, open_model
+from vitrail.opening import GivenPreprocessing, Opened, download_if_missing, open_model
 from vitrail.predict.engine_cache import open_cached_int8_export, read_engine_speeds, write_engine_speeds
 from vitrail.predict.model_checksums import compute_model_key
 from vitrail.predict.pipeline import Engine
@@ -137,10 +136,11 @@ def open_predictors(
     model: str | Path, options: EngineOptions, names: Sequence[EngineName], notes: list[str]
 ) -> dict[EngineName, Predictor]:
     """A predictor for the first engine, and for each other that works on this machine."""
-    opened: str | Path | LoadedModel = model
+    opened: str | Path | Opened = model
     if not is_exported(model):  # which each engine opens with its own threads
         opened = open_model(
             model,
+            kind="image",
             fields=options.fields,
             preprocessing=options.preprocessing,
             labels=options.labels,
@@ -155,19 +155,19 @@ def open_predictors(
     return found
 
 
-def open_predictor(model: str | Path | LoadedModel, options: EngineOptions, name: EngineName) -> Predictor:
+def open_predictor(model: str | Path | Opened, options: EngineOptions, name: EngineName) -> Predictor:
     return Predictor(
         model,
         preprocessing=options.preprocessing,
         labels=options.labels,
-        engine=name if isinstance(model, LoadedModel) else options.engine,
+        engine=name if isinstance(model, Opened) else options.engine,
         streams=options.streams or 1,
         threads=count_threads_per_stream(options),
         output=options.output,
         merge=options.merge,
         limits=options.limits,
         scaled=not options.exact,
-        fields=None if isinstance(model, LoadedModel) else options.fields,
+        fields=None if isinstance(model, Opened) else options.fields,
     )
 
 

@@ -57,7 +57,7 @@ class PredictionRows:
     noun: ClassVar[str] = "image"
     failure: ClassVar[str] = "could not be read"
     model: str
-    images: Sequence[str]  # files, folders, patterns, - for standard input
+    inputs: Sequence[str]  # files, folders, patterns, - for standard input
     format: PredictionFormat | None = None  # None: by the suffix of the file
     top: int = 5  # classes per image
     options: EngineOptions = field(default_factory=EngineOptions)
@@ -69,7 +69,7 @@ class PredictionRows:
         return None if out is None else layout.partial_folder(out)
 
     def list_items(self, stdin: BinaryIO | None) -> ImageList:
-        return list_images(self.images, stdin=stdin, max_bytes=self.options.limits.bytes)
+        return list_images(self.inputs, stdin=stdin, max_bytes=self.options.limits.bytes)
 
     def summarize(self, items: ImageList) -> ItemSummary:
         return summarize_images(items)
@@ -88,7 +88,7 @@ class PredictionRows:
 
         return OpenRows(
             iterate=iterate,
-            describe=lambda: {**describe_image_job(self.model, self.images, self.options, kind, predictor), "top": top},
+            describe=lambda: {**describe_image_job(self.model, self.inputs, self.options, kind, predictor), "top": top},
             open_sink=bind(open_row_sink, make_prediction_layout(kind, top), partial),
         )
 
@@ -107,7 +107,7 @@ class FeatureRows:
     noun: ClassVar[str] = "image"
     failure: ClassVar[str] = "could not be read"
     model: str
-    images: Sequence[str]  # files, folders, patterns, - for standard input
+    inputs: Sequence[str]  # files, folders, patterns, - for standard input
     format: FeatureFormat | None = None  # None: by the suffix of the file
     options: EngineOptions = field(default_factory=lambda: EngineOptions(output="features"))
 
@@ -128,7 +128,7 @@ class FeatureRows:
         return choose_format(out, self.format, by_suffix)
 
     def list_items(self, stdin: BinaryIO | None) -> ImageList:
-        return list_images(self.images, stdin=stdin, max_bytes=self.options.limits.bytes)
+        return list_images(self.inputs, stdin=stdin, max_bytes=self.options.limits.bytes)
 
     def summarize(self, items: ImageList) -> ItemSummary:
         return summarize_images(items)
@@ -148,7 +148,7 @@ class FeatureRows:
         levels = compute_map_shapes(predictor) if self.options.output == "maps" else ()
         return OpenRows(
             iterate=iterate,
-            describe=lambda: describe_image_job(self.model, self.images, self.options, kind, predictor),
+            describe=lambda: describe_image_job(self.model, self.inputs, self.options, kind, predictor),
             open_sink=lambda _: FeatureFile(partial, kind, levels),
         )
 

@@ -20,9 +20,8 @@ from vitrail.data.images.image_items import ImageItem
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.export.description import OUTPUT_KINDS, OutputKind
 from vitrail.export.exported_model import ExportedModel
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import Size, check_count, find_image_config, pair
-from vitrail.opening import GivenPreprocessing, open_model
+from vitrail.opening import GivenPreprocessing, Opened, open_model
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictions import Prediction, predictions_from_logits
 
@@ -55,7 +54,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: "str | Path | nn.Module | LoadedModel",
+        model: "str | Path | nn.Module | Opened",
         *,
         image_size: Size | None = None,
         preprocessing: GivenPreprocessing = None,
@@ -82,6 +81,7 @@ class Predictor:
         self.limits, self.scaled, self.merge = limits, scaled, merge
         self.loaded = open_model(
             model,
+            kind="image",
             image_size=image_size,
             fields=fields,
             preprocessing=preprocessing,
@@ -280,14 +280,14 @@ def check_output_is_logits(predictor: Predictor) -> None:
     raise ConfigError(f"the predictor computes features, {predictor.output}; expected output='logits' for classes")
 
 
-def choose_output(loaded: LoadedModel) -> OutputKind:
+def choose_output(loaded: Opened) -> OutputKind:
     """What an export returns; otherwise logits, or features if the model has no head."""
     if isinstance(loaded.model, ExportedModel):
         return loaded.model.description.output
     return "logits" if loaded.classes else choose_features(loaded)
 
 
-def choose_features(loaded: LoadedModel) -> OutputKind:
+def choose_features(loaded: Opened) -> OutputKind:
     """What the head reads: the class token, or the mean of the patch tokens; of an export, the features it returns."""
     if isinstance(loaded.model, ExportedModel):
         output = loaded.model.description.output
@@ -322,7 +322,7 @@ def check_export_matches(exported: ExportedModel, engine: EngineName, output: Ou
 
 
 def open_cached_export(
-    loaded: LoadedModel, engine: Literal["onnx", "int8"], output: OutputKind, merge: int, streams: int, threads: int
+    loaded: Opened, engine: Literal["onnx", "int8"], output: OutputKind, merge: int, streams: int, threads: int
 ) -> ExportedModel:
     """The model on ONNX Runtime, from an export in the cache."""
     from vitrail.predict.engine_cache import export_cache_path, open_or_write_export, write_cached_export

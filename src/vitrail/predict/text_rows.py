@@ -117,7 +117,7 @@ class CaptionRows:
     noun: ClassVar[str] = "image"
     failure: ClassVar[str] = "could not be read"
     model: str
-    images: Sequence[str]  # files, folders, patterns, - for standard input
+    inputs: Sequence[str]  # files, folders, patterns, - for standard input
     format: TextFormat | None = None  # None: by the suffix of the file, or text
     search: SearchSettings = field(default_factory=SearchSettings)
     batch: int = 16  # images
@@ -137,7 +137,7 @@ class CaptionRows:
         )
 
     def list_items(self, stdin: BinaryIO | None) -> ImageList:
-        return list_images(self.images, stdin=stdin)
+        return list_images(self.inputs, stdin=stdin)
 
     def summarize(self, items: ImageList) -> ItemSummary:
         return summarize_images(items)
@@ -173,7 +173,7 @@ class CaptionRows:
                 "format": layout.kind,
                 "output": "captions",
                 "batch": self.batch,
-                "started in": find_starting_folder(self.images),
+                "started in": find_starting_folder(self.inputs),
                 **asdict(self.search),
             },
             open_sink=bind(open_row_sink, layout, partial),

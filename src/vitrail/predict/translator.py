@@ -10,9 +10,9 @@ from vitrail.base.progress import progress_bar
 from vitrail.base.text import format_count
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.base.checks import check_count
+from vitrail.opening import Opened, open_model
 from vitrail.predict.search.hypothesis import Hypothesis
 from vitrail.predict.search.settings import SearchSettings, change_search
-from vitrail.text_loading import LoadedTextModel, open_text_model
 
 BATCHES_PER_CHUNK = 16  # batches that are sorted by length together
 
@@ -49,9 +49,9 @@ class Translator:
     'A dog runs.'
     """
 
-    def __init__(self, model: str | Path | LoadedTextModel, *, device: str = "auto", batch: int = 64) -> None:
+    def __init__(self, model: str | Path | Opened, *, device: str = "auto", batch: int = 64) -> None:
         check_count("batch", batch)
-        self.loaded, self.batch = open_text_model(model, device=resolve_device(device, Ranks())), batch
+        self.loaded, self.batch = open_model(model, kind="text", device=resolve_device(device, Ranks())), batch
         self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
 
     @property

@@ -26,7 +26,7 @@ from vitrail.evaluation.wrong_predictions import WrongPrediction
 from vitrail.inspection.explain.explain_options import ExplainOptions
 from vitrail.inspection.explain.explainer import Explainer
 from vitrail.inspection.explain.overlay import BRIGHTEST_QUANTILE, blend_map_with_photo, shrink_photo_and_box
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 from vitrail.report.html_page import PageSection, escape_html, render_page, render_verdict
 from vitrail.tasks.metric import LOSS_METRIC
 from vitrail.train.plots import draw_training_curves
@@ -61,7 +61,7 @@ font-variant-numeric:tabular-nums}
 class MistakeMaps:
     """What a model looked at in the images that it predicts wrong, if it has attention maps."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: Opened) -> None:
         self.explainer: Explainer | None = None
         self.missing = ""  # why there are no maps
         try:
@@ -96,7 +96,7 @@ class MistakeMaps:
 
 def render_wrong_page(
     result: Evaluation,
-    loaded: LoadedModel,
+    loaded: Opened,
     data: str,
     images: ImageDataset,
     *,
@@ -186,7 +186,7 @@ class EvaluatedImages:
 
 
 def evaluate_images(
-    loaded: LoadedModel, found: LabelledImages, *, batch: int = 64, progress: Callable[[int], object] | None = None
+    loaded: Opened, found: LabelledImages, *, batch: int = 64, progress: Callable[[int], object] | None = None
 ) -> EvaluatedImages:
     """Evaluate a model on images whose classes map to the model's."""
     count, mapping = len(found.images), np.array(found.mapping)

@@ -32,8 +32,8 @@ from vitrail.inspection.sentences.word_occlusion import (
     compare_with_occlusion,
     occlude_words,
 )
+from vitrail.opening import Opened
 from vitrail.report.html_page import FigurePage, PageSection, escape_html, render_page, write_page
-from vitrail.text_loading import LoadedTextModel
 
 SCRIPT_FILE, STYLE_FILE = (
     Path(__file__).with_name("templates") / "attention_lines.js",
@@ -99,7 +99,7 @@ class ExplainedSentence:
 
 
 def explain_sentence(
-    loaded: LoadedTextModel, sentence: str, *, beam: int = 4, layer: int = -1, head: MapHead = "mean"
+    loaded: Opened, sentence: str, *, beam: int = 4, layer: int = -1, head: MapHead = "mean"
 ) -> ExplainedSentence:
     """Translate a sentence, and collect attention, occlusion and figures; `layer` and `head` choose the main map."""
     read = read_sentence(loaded, sentence, beam=beam)
@@ -129,7 +129,7 @@ def name_files(sentence: str) -> str:
 
 
 def explain_sentence_files(
-    loaded: LoadedTextModel,
+    loaded: Opened,
     sentence: str,
     out: FigureFolder,
     *,

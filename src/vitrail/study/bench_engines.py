@@ -26,8 +26,7 @@ from vitrail.models.base.checks import pair
 from vitrail.models.catalog.external_families import TRUSTED, trust
 
 if TYPE_CHECKING:
-    from vitrail.loaded_model import LoadedModel
-    from vitrail.opening import GivenPreprocessing
+    from vitrail.opening import GivenPreprocessing, Opened
 
 ENGINES = ("eager", "compiled", "onnx", "int8")
 PEERS = ("timm", "transformers")
@@ -89,7 +88,7 @@ class ModelFiles:
             loaded = open_benchmark_model(model, size, seed, fields, preprocessing)
             self.module, self.preprocessing, self.labels = loaded.module, loaded.preprocessing, loaded.labels
             return
-        loaded = open_model(model, fields=fields, preprocessing=preprocessing)
+        loaded = open_model(model, kind="image", fields=fields, preprocessing=preprocessing)
         assert isinstance(loaded.model, ExportedModel)
         self.exported = loaded.model.description
         own, multiple = pair(self.exported.preprocessing.image_size), self.exported.multiple
@@ -182,7 +181,7 @@ def open_benchmark_model(
     seed: int,
     fields: Mapping[str, Any] | None = None,
     preprocessing: "GivenPreprocessing" = None,
-) -> "LoadedModel":
+) -> "Opened":
     """A checkpoint, a run or a bundled model; the name of a preset gives random weights."""
     import torch
 

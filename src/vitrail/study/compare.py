@@ -34,11 +34,10 @@ from vitrail.evaluation.evaluation_data import (
     open_evaluation_data,
 )
 from vitrail.inspection.attention.capture import capture_tokens, list_blocks
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import check_count, find_image_config
 from vitrail.models.base.contract import find_image_model, takes_other_sizes
 from vitrail.models.catalog.preset_list import shorten_model_names
-from vitrail.opening import open_model
+from vitrail.opening import Opened, open_model
 from vitrail.tasks.teacher import Teacher
 
 if TYPE_CHECKING:
@@ -238,7 +237,7 @@ class PredictedClasses:
 
 
 def compare(
-    models: str | Path | Teacher | LoadedModel | Sequence[str | Path | Teacher | LoadedModel],
+    models: str | Path | Teacher | Opened | Sequence[str | Path | Teacher | Opened],
     data: str | Path | DatasetSplits | ImageDataset | TorchDataset | None = None,
     *,
     batch: int = 64,
@@ -260,10 +259,10 @@ def compare(
     1000
     """
     start = perf_counter()
-    if isinstance(models, str | Path | Teacher | LoadedModel):
+    if isinstance(models, str | Path | Teacher | Opened):
         models = [models]
     if not isinstance(models, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"the models are {repr(models)[:60]}; expected a list of names or LoadedModels")
+        raise ConfigError(f"the models are {repr(models)[:60]}; expected a list of names or Openeds")
     if not models:
         raise ConfigError("no models were given; expected at least one: a run folder, a checkpoint, or timm:NAME")
     check_count("batch", batch)
@@ -307,22 +306,22 @@ def compare(
     )
 
 
-def open_compared_model(model: str | Path | Teacher | LoadedModel) -> LoadedModel:
-    if isinstance(model, LoadedModel):
+def open_compared_model(model: str | Path | Teacher | Opened) -> Opened:
+    if isinstance(model, Opened):
         return model
     if isinstance(model, Teacher):
         labels = None if model.labels is None else tuple(model.labels)
         config = find_image_config(model.model)
         classes = len(labels or ()) if config is None else config.classes
         how = model.preprocessing
-        return LoadedModel(source=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
+        return Opened(source=model.name, model=model.model, preprocessing=how, classes=classes, labels=labels)
     if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the model is {repr(model)[:60]}; expected a name, or a vitrail.Teacher for a module")
-    return open_model(str(model))
+    return open_model(str(model), kind="image")
 
 
 def open_comparison_data(
-    opened: Sequence[LoadedModel], data: str | Path | DatasetSplits | ImageDataset | TorchDataset | None
+    opened: Sequence[Opened], data: str | Path | DatasetSplits | ImageDataset | TorchDataset | None
 ) -> DatasetSplits:
     """Open the given data, by default that of the first run; of a run's own data, the part that it held out."""
     if isinstance(data, DatasetSplits):
@@ -345,7 +344,7 @@ def open_comparison_data(
     return splits
 
 
-def match_model_to_data_classes(opened: LoadedModel, name: str, data: DatasetSplits) -> ComparedModel:
+def match_model_to_data_classes(opened: Opened, name: str, data: DatasetSplits) -> ComparedModel:
     """Match the model's classes with the data's; an error, before any image is read, if that is impossible."""
     get_validation_images(data)
     module = opened.module

@@ -28,7 +28,7 @@ from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.translation_scores import compute_perplexity, is_sacrebleu_installed, measure_token_loss
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel
-from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.models.base.text_contract import Memory, TextModel, check_reads_text
 from vitrail.models.catalog.families import find_preset
 from vitrail.models.text.caption_model import CaptionModel, check_parts_fit
 from vitrail.predict.captioner import write_captions
@@ -52,7 +52,6 @@ from vitrail.tasks.task import (
     parse_task_settings,
 )
 from vitrail.tasks.translation import compute_token_loss, open_tokenizer
-from vitrail.text_loading import check_reads_text
 
 UNSUITED_SETTINGS = ("mixup", "cutmix", "erase")  # of the augmentation: they hide or mix what the caption describes
 
@@ -65,6 +64,7 @@ class CaptionTask(Task):
 
     unit = "tokens"  # of the captions
     example = "caption"
+    kind = "caption"
     metrics = (
         Metric(name="perplexity", label="perplexity", higher_is_better=False),
         LOSS_METRIC,

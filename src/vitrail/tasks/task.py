@@ -64,6 +64,11 @@ class Source(Protocol):
     ) -> dict[str, Any]: ...  # what is saved with a model: preprocessing, labels
 
 
+def is_source(data: Any) -> bool:
+    """Whether data are batches of examples already; the properties of a source may read files."""
+    return hasattr(type(data), "load_validation_batches")
+
+
 class CopyError(ConfigError):
     """A task that cannot be copied."""
 
@@ -77,6 +82,7 @@ class Task(nn.Module):
     """
 
     unit: ClassVar[str] = "images"  # of the speed
+    kind: ClassVar[str] = "image"  # of the model that it trains: a name in `vitrail.base.kinds`
     example: ClassVar[str] = "image"  # what a batch has several of, for messages
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS_METRIC,)  # of an evaluation; the first one selects the best model
     shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent

@@ -47,7 +47,7 @@ class Teacher:
     @classmethod
     def from_name(cls, name: str, **fields: Any) -> "Teacher":
         """Open a trained model by name; `fields` are config fields that its checkpoint does not specify."""
-        found = open_model(name, fields=fields)
+        found = open_model(name, kind="image", fields=fields)
         return cls(model=found.module, preprocessing=found.preprocessing, labels=found.labels, name=name)
 
     def fingerprint(self) -> str:

@@ -28,8 +28,9 @@ from vitrail.evaluation.translation_scores import (
     score_translations,
 )
 from vitrail.models.base.family import Family
-from vitrail.models.base.text_contract import TextModel
+from vitrail.models.base.text_contract import TextModel, check_reads_text
 from vitrail.models.catalog.families import find_preset
+from vitrail.opening import Opened, open_model
 from vitrail.predict.search.settings import GREEDY
 from vitrail.predict.translator import Translator
 from vitrail.recipes.recipe import Recipe
@@ -49,7 +50,6 @@ from vitrail.tasks.task import (
     parse_task_settings,
 )
 from vitrail.tasks.text_source import TextSource
-from vitrail.text_loading import LoadedTextModel, check_reads_text, open_text_model
 
 
 def compute_token_loss(
@@ -72,6 +72,7 @@ class TranslationTask(Task):
 
     unit = "tokens"  # of the target
     example = "sentence"
+    kind = "text"
     metrics = (
         Metric(name="perplexity", label="perplexity", higher_is_better=False),
         LOSS_METRIC,
@@ -142,7 +143,7 @@ class TranslationTask(Task):
         rows = pairs.val.indices[: self.settings.bleu_sentences].tolist()
         if not rows:
             return {}
-        loaded = LoadedTextModel(source=pairs.name, model=self.backbone, tokenizer=pairs.tokenizer)
+        loaded = Opened(source=pairs.name, kind="text", model=self.backbone, tokenizer=pairs.tokenizer)
         with temporary_eval_mode(self.backbone):
             translator = Translator(loaded, device=str(device))
             own = [pairs.data.val.source(row) for row in rows[self.ranks.rank :: self.ranks.world_size]]
@@ -234,7 +235,7 @@ def create_starting_text_model(request: Request, tokenizer: TextTokenizer) -> St
 
 def open_starting_text_model(request: Request) -> StartingTextModel:
     """The model of a checkpoint, which keeps its tokenizer; `fields` may change its dropout."""
-    recipe, loaded = request.recipe, open_text_model(str(request.init), fields=request.recipe.fields)
+    recipe, loaded = request.recipe, open_model(str(request.init), fields=request.recipe.fields, kind="text")
     assert loaded.checkpoint is not None
     if recipe.model is not None:
         raise ConfigError(f"`model` {recipe.model} with `init` {request.init}; expected one of them")

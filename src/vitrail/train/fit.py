@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from vitrail.base.errors import ConfigError
+from vitrail.base.kinds import find_kind
 from vitrail.base.machine import restore_threads
 from vitrail.checkpoint.run_files import CURVES_FILE, PLAN_FILE
 from vitrail.distributed import Ranks, resolve_device
@@ -16,10 +17,8 @@ from vitrail.models.base.checks import check_count
 from vitrail.recipes.recipe import Recipe, open_recipe
 from vitrail.tasks.classification import Classification, Objective
 from vitrail.tasks.distillation import make_distillation
-from vitrail.tasks.image_task import open_image_source
-from vitrail.tasks.task import Task, check_declarations, check_task
+from vitrail.tasks.task import Source, Task, check_declarations, check_task, is_source
 from vitrail.tasks.teacher import Teacher
-from vitrail.tasks.text_source import TextSource
 from vitrail.train.callbacks import Callback, CallbackList, open_progress_callback
 from vitrail.train.loop import FitResult, run_training
 from vitrail.train.plan import Plan
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 def fit(
     model: nn.Module,
-    data: "DatasetSplits | TorchDataset | TextSource | str | Path",
+    data: "DatasetSplits | TorchDataset | Source | str | Path",
     recipe: Recipe | str | None = None,
     *,
     objective: Objective | None = None,
@@ -59,11 +58,11 @@ def fit(
 ) -> FitResult:
     """Train a model, or a task of your own, on the data by the recipe; resume the run if it has a checkpoint.
 
-    `data` is anything that `open_data` takes, or sentence pairs as a TextSource. `transform` maps a Pillow image to the
-    model's input, as torchvision's transforms do, and replaces the recipe's augmentation. With a `teacher` (a name that
-    `vitrail distill` takes, or a vitrail.Teacher) the loss is the recipe's distillation; `teacher_cache` is a folder
-    for its logits. With `strict` an unreadable image is an error. `run` is a folder for the log and the checkpoints.
-    `ranks` is the result of `join_process_group`, for several processes.
+    `data` is anything that `open_data` takes, or a Source, such as a TextSource of sentence pairs. `transform` maps a
+    Pillow image to the model's input, as torchvision's transforms do, and replaces the recipe's augmentation. With a
+    `teacher` (a name that `vitrail distill` takes, or a vitrail.Teacher) the loss is the recipe's distillation;
+    `teacher_cache` is a folder for its logits. With `strict` an unreadable image is an error. `run` is a folder for the
+    log and the checkpoints. `ranks` is the result of `join_process_group`, for several processes.
 
     By default, `threads` is measured in about a second on a copy of the model, as `vitrail train` does, from 1 to
     `torch.get_num_threads()`; a resumed run keeps its number, and the caller's is restored at the end. So is the
@@ -104,10 +103,10 @@ def fit(
         recipe = recipe.with_settings({"precision": "float32"})
     if task is model:
         check_declarations(task)
-    need_classes = isinstance(task, Classification)
     source: Any = data
-    if not isinstance(data, TextSource):
-        source = open_image_source(task, data, recipe, preprocessing, transform, need_classes=need_classes)
+    if not is_source(data):
+        opening = find_kind(task.kind).open_source
+        source = opening(task, data, recipe, preprocessing=preprocessing, transform=transform)
     resolved_device = resolve_device(device, ranks)
     if teacher is not None:
         check_task(task, source, recipe, ranks)

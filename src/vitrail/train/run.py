@@ -10,10 +10,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from shlex import quote
 from time import monotonic
 
 from vitrail.base.errors import ConfigError
+from vitrail.base.kinds import find_kind
 from vitrail.base.machine import count_cores, restore_threads
 from vitrail.base.text import format_count, format_duration
 from vitrail.checkpoint.run_files import CURVES_FILE, FIGURES_FOLDER, MODEL_FOLDER
@@ -22,7 +22,6 @@ from vitrail.models.catalog.external_families import describe_code
 from vitrail.recipes.recipe import Recipe, list_setting_names, open_recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import format_setting
-from vitrail.tasks import PRETRAINING_TASKS
 from vitrail.tasks.metric import format_metrics
 from vitrail.tasks.task import BuildContext, Source
 from vitrail.train.callbacks import Callback, CallbackList, TensorBoardCallback, TerminalCallback, TrainingStart
@@ -148,13 +147,14 @@ def train_and_save(run: RunFolder, plan: Plan, runtime: Runtime, *, resumed: boo
     )
     patience = plan.recipe.loop.patience
     stopped = f"stop   after step {result.steps}: not better in {format_count(patience, 'evaluation')}"
+    code = find_own_code(plan)
+    own_file = "" if code is None else f" and {code.rpartition(':')[0]}"
     runtime.report_lines(
         *([stopped] if result.steps < plan.steps else []),
         *describe_skipped_examples(result.skipped, plan.task.example),
         *([done] if done else []),
-        f"model  {model_folder}: {describe_next_steps(run.folder, model_folder, plan)}",
-        f"send   {model_folder} ({measure_megabytes(model_folder)}){describe_own_file(plan)}: all that others need to "
-        "use the model",
+        f"model  {model_folder}: {find_kind(plan.task.kind).describe_next_steps(run.folder, model_folder, plan, code)}",
+        f"send   {model_folder} ({measure_megabytes(model_folder)}){own_file}: all that others need to use the model",
     )
 
 
@@ -162,40 +162,10 @@ def measure_megabytes(folder: Path) -> str:
     return f"{sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) / 1e6:,.1f} MB"
 
 
-def describe_next_steps(run: Path, model: Path, plan: Plan) -> str:
-    code = find_own_code(plan)  # which commands import only if the user names it
-    name, more = quote(str(run)), ""
-    if code is not None:
-        name, more = f"{name} `trust_code` {quote(code)}", f", trust_code={code!r}"
-    if "languages" in plan.source.to_json():
-        python = "" if code else f', or in Python vitrail.Translator("{run}")'
-        return f'vitrail translate {name} "…", vitrail eval {name}{python}'
-    if plan.request is not None and plan.request.task_name == "caption":
-        python = "" if code else f', or in Python vitrail.Captioner("{run}")'
-        return f"vitrail caption {name} photo.jpg, vitrail eval {name}{python}"
-    if plan.request is not None and plan.request.task_name in PRETRAINING_TASKS:
-        labelled = len(plan.source.to_json().get("classes", ())) > 1
-        return (
-            f"vitrail probe {name}{'' if labelled else ' `data` labelled_photos'}, vitrail train `init` {name} `data` "
-            f"photos, or vitrail explain {name} photo.jpg"
-        )
-    if plan.source.describe_model_input(plan.task.result).get("labels") is None:
-        return f'vitrail embed {name} photos -o features.npy, or in Python vitrail.load("{model}"{more})'
-    return (
-        f"vitrail eval {name}, vitrail predict {name} photo.jpg, "
-        f'or in Python vitrail.Predictor("{model}"{more}).predict("photo.jpg")'
-    )
-
-
 def find_own_code(plan: Plan) -> str | None:
     """FILE.py:PRESET of a model from outside the package, as its folder records it."""
     family = plan.write_options.get("family")
     return None if family is None else describe_code(family, plan.model.config)
-
-
-def describe_own_file(plan: Plan) -> str:
-    code = find_own_code(plan)
-    return "" if code is None else f" and {code.rpartition(':')[0]}"
 
 
 def build_callback(ranks: Ranks, runtime: Runtime, *, resumed: bool) -> Callback:

@@ -237,7 +237,7 @@ def test_wrong_labels_and_provenance_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 99}, r"format 99 of a newer vitrail; expected 1: update vitrail"),
+        ({"format": 99}, r"format 99 of a newer vitrail; expected 2: update vitrail"),
         ({"format": "1"}, r"has no format version"),
         ({"family": "vitt"}, r"unknown family 'vitt'; did you mean 'vit'\?"),
         ({"family": 3}, r"family is 3; expected a text"),

@@ -16,13 +16,13 @@ from vitrail.evaluation.probes.feature_sources import (
     make_pixel_source,
     make_untrained_source,
 )
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 
 IMAGES = torch.randn(3, 3, *SIZE, generator=torch.Generator().manual_seed(0))
 
 
 @cache
-def open_toy_model(name: str, **fields: Any) -> LoadedModel:
+def open_toy_model(name: str, **fields: Any) -> Opened:
     return vitrail.open_model(make_toy_model(name, **fields), preprocessing=PREPROCESSING)
 
 
@@ -128,14 +128,14 @@ def test_modules_of_other_libraries_and_exports(exported: ExportFinder) -> None:
             return self.head(self.body(images.flatten(1)))
 
     net = Net()
-    other = LoadedModel(source="net", model=net, preprocessing=PREPROCESSING, classes=5)
+    other = Opened(source="net", model=net, preprocessing=PREPROCESSING, classes=5)
     assert torch.equal(compute(make_model_source(other, "net")), net.body(IMAGES.flatten(1)))
     assert make_untrained_source(other, "untrained") is None
     assert make_model_source(other, "net").digest is None  # its code may change, and its weights stay equal
     with pytest.raises(ConfigError, match="net has no blocks that can be accessed, so `layer` middle"):
         make_model_source(other, "net", "middle")
     with pytest.raises(ConfigError, match="net has no linear layer of 6 outputs"):
-        make_model_source(LoadedModel(source="net", model=net, preprocessing=PREPROCESSING, classes=6), "net")
+        make_model_source(Opened(source="net", model=net, preprocessing=PREPROCESSING, classes=6), "net")
     for name, output in (("onnx", "logits"), ("tokens", "tokens")):
         with pytest.raises(ConfigError, match=f"was exported with {output}; expected features"):
             make_model_source(vitrail.open_model(exported(name)), "exported")

@@ -24,7 +24,7 @@ from vitrail.evaluation.probes import stored_features
 from vitrail.evaluation.probes.feature_sources import FeatureSource
 from vitrail.evaluation.probes.probe import is_masked_autoencoder
 from vitrail.evaluation.probes.probe_results import ProbeResult
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 
 FAST: dict[str, Any] = {"knn": [1, 5], "shots": [1, 2], "seeds": 2, "linear": False, "batch": 8}
 
@@ -267,7 +267,7 @@ def test_a_masked_autoencoder_is_judged_by_fine_tuning(photos: Path, tmp_path: P
     model, how = torch.nn.Identity(), vitrail.Preprocessing()
     for layout, classes, expected in (("mae", 0, True), ("mae", 10, False), ("timm", 0, False)):  # with a head: tuned
         file: Any = SimpleNamespace(layout=layout)
-        loaded = LoadedModel(source="file", model=model, preprocessing=how, classes=classes, checkpoint=file)
+        loaded = Opened(source="file", model=model, preprocessing=how, classes=classes, checkpoint=file)
         assert is_masked_autoencoder(loaded) == expected
 
 

@@ -11,10 +11,10 @@ from vitrail.data.text.pairs import make_reversal, open_pairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.inspection.sentences.known_attention import ReversalScore, count_anti_diagonal, score_reversal
 from vitrail.models.catalog.families import build_preset
+from vitrail.opening import Opened
 from vitrail.recipes.recipe import open_recipe
 from vitrail.tasks.text_source import TextSource
 from vitrail.tasks.translation import TranslationTask
-from vitrail.text_loading import LoadedTextModel
 from vitrail.train.fit import fit
 
 
@@ -29,7 +29,7 @@ def test_a_model_without_attention_is_refused() -> None:
         score_reversal(make_translator("seq2seq", attention="none"), [("1 2", "2 1")])
 
 
-def train_reversal(epochs: float) -> LoadedTextModel:
+def train_reversal(epochs: float) -> Opened:
     """The recipe `reversal`: one layer, one head."""
     recipe, data = open_recipe("reversal"), open_pairs("reversal")
     tokenizer = TextTokenizer.train_bpe([*data.train.sources, *data.train.targets], recipe.task["vocabulary"])
@@ -39,7 +39,7 @@ def train_reversal(epochs: float) -> LoadedTextModel:
     )
     loop = replace(recipe.loop, epochs=epochs, eval_every=0)
     result = fit(TranslationTask(model), source, replace(recipe, loop=loop), device="cpu")
-    return LoadedTextModel(source="reversal", model=result.model.eval(), tokenizer=tokenizer)
+    return Opened(source="reversal", kind="text", model=result.model.eval(), tokenizer=tokenizer)
 
 
 def test_random_weights_are_not_on_the_anti_diagonal() -> None:

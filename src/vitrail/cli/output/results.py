@@ -1,14 +1,17 @@
 """Results of commands: text or JSON on stdout, a table in a file, or files in a folder."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.files import make_writable_folder, refuse_existing_outputs
+from vitrail.base.kinds import Messages
 from vitrail.base.table import TABLE_SUFFIXES, Table
-from vitrail.cli.output.messages import print_text
+from vitrail.cli.output.messages import print_error, print_note, print_text
+from vitrail.cli.output.streams import get_binary_buffer
 
 if TYPE_CHECKING:
     from vitrail.base.figures import FigureFolder
@@ -55,6 +58,19 @@ def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrit
     refuse_existing_outputs((folder / name for name in files), overwrite=overwrite)
     make_writable_folder(folder)
     new_figure(1, 1)
+
+
+def make_messages(on_result: Callable[[object], object] = print) -> Messages:
+    """The messages of commands: results on stdout, everything else on stderr."""
+    from vitrail.cli.output.progress import progress_bar
+
+    return Messages(
+        on_result=on_result,
+        on_note=print_note,
+        on_error=print_error,
+        progress=progress_bar,
+        stdin=get_binary_buffer(sys.stdin),
+    )
 
 
 def check_output_file(option: str, path: Path | None, suffixes: Sequence[str], *, overwrite: bool) -> None:

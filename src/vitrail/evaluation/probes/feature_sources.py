@@ -18,9 +18,9 @@ from vitrail.checkpoint.checksums import LIBRARIES, checksum_tensors
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.exported_model import ExportedModel
 from vitrail.export.torch_modules import ExportedModule
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel, check_reads_images, find_image_model
+from vitrail.opening import Opened
 
 UNTRAINED_SEED = 0
 MAX_PIXEL_SIDE = 32  # larger images are averaged to at most this, so that raw pixels are at most 3,072 numbers
@@ -39,7 +39,7 @@ class FeatureSource:
     module: nn.Module | None = None  # moved to the device and put into eval mode
 
 
-def make_model_source(loaded: LoadedModel, name: str, layer: str | int = "last") -> FeatureSource:
+def make_model_source(loaded: Opened, name: str, layer: str | int = "last") -> FeatureSource:
     """The features of a model: what its head reads, or the output of a block."""
     module = loaded.module
     check_reads_images(module)
@@ -53,7 +53,7 @@ def make_model_source(loaded: LoadedModel, name: str, layer: str | int = "last")
     )
 
 
-def make_untrained_source(loaded: LoadedModel, name: str, layer: str | int = "last") -> FeatureSource | None:
+def make_untrained_source(loaded: Opened, name: str, layer: str | int = "last") -> FeatureSource | None:
     """The same architecture with the initial weights of seed 0; None for a model of another library or an export."""
     declared = find_image_model(loaded.module)
     if declared is None:
@@ -61,7 +61,7 @@ def make_untrained_source(loaded: LoadedModel, name: str, layer: str | int = "la
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(UNTRAINED_SEED)
         fresh = type(declared)(declared.config).to(next(declared.parameters()).dtype)
-    unlike = LoadedModel(source=name, model=fresh, preprocessing=loaded.preprocessing, classes=loaded.classes)
+    unlike = Opened(source=name, model=fresh, preprocessing=loaded.preprocessing, classes=loaded.classes)
     return FeatureSource(
         name=name,
         kind="untrained",
@@ -105,7 +105,7 @@ def compute_source_digest(module: nn.Module, preprocessing: Preprocessing, layer
     return checksum_tensors(module.state_dict(), repr(module), repr(config), repr(preprocessing), str(layer))
 
 
-def choose_features(loaded: LoadedModel, module: nn.Module, name: str, layer: str | int) -> Callable[[Tensor], Tensor]:
+def choose_features(loaded: Opened, module: nn.Module, name: str, layer: str | int) -> Callable[[Tensor], Tensor]:
     """The function that computes the features of a model; an error if it has none, or no such layer."""
     declared = find_image_model(module)
     if layer != "last":

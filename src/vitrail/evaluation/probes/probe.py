@@ -47,13 +47,12 @@ from vitrail.evaluation.probes.stored_features import (
     get_feature_cache_folder,
     store_features,
 )
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import check_count, pair
 from vitrail.models.catalog.preset_list import shorten_model_names
-from vitrail.opening import open_model
+from vitrail.opening import Opened, open_model
 
 MAE = "mae"  # the task of a run and the layout of a checkpoint
-GivenModel = str | Path | nn.Module | LoadedModel
+GivenModel = str | Path | nn.Module | Opened
 EXAMPLES_OF_SEVERAL = 1000  # training images of each data set, if there are several (VTAB-1k)
 DEFAULT_NEIGHBOURS = (10, 20, 100, 200)
 DEFAULT_SHOTS = (1, 5, 10, 25)
@@ -84,7 +83,7 @@ def probe(
 ) -> ProbeResult:
     """Measure how well the frozen features of models classify, next to raw pixels and the untrained model.
 
-    A model is a name as for `open_model`, a module or a LoadedModel. The training part of `data` is the bank, the
+    A model is a name as for `open_model`, a module or a Opened. The training part of `data` is the bank, the
     validation part is classified; data of a run are split as in its training, other data by `val_share`. `knn` and
     `shots` are by default 10, 20, 100, 200 and 1, 5, 10, 25, as far as there are so many images. With several data
     sets, 1,000 training `examples` of each are used (VTAB-1k), and the last table is the mean. `layer` is a block, by
@@ -95,10 +94,10 @@ def probe(
     ['vit_fashion', 'raw pixels', 'untrained']
     """
     start = perf_counter()
-    given_models = [models] if isinstance(models, str | Path | nn.Module | LoadedModel) else [*models]
+    given_models = [models] if isinstance(models, str | Path | nn.Module | Opened) else [*models]
     check_settings(given_models, knn, shots, seeds, examples, batch)
     check_val_share(val_share)
-    loaded = [open_model(each) for each in given_models]
+    loaded = [open_model(each, kind="image") for each in given_models]
     sources, baselines, notes = make_sources(loaded, layer, pixels=pixels, untrained=untrained)
     given_data = [] if data is None else [*data] if isinstance(data, list | tuple) else [data]
     opened = open_probe_data(given_data, loaded, neighbours=knn, shots=shots, examples=examples, val_share=val_share)
@@ -166,7 +165,7 @@ class ProbeData:
 
 def open_probe_data(
     given: Sequence[GivenData],
-    models: Sequence[LoadedModel],
+    models: Sequence[Opened],
     *,
     neighbours: Sequence[int] | None,
     shots: Sequence[int] | None,
@@ -185,7 +184,7 @@ def open_probe_data(
     return [prepare_data(each, neighbours, shots, examples) for each in opened]
 
 
-def open_splits(given: GivenData, models: Sequence[LoadedModel], val_share: float) -> DatasetSplits:
+def open_splits(given: GivenData, models: Sequence[Opened], val_share: float) -> DatasetSplits:
     """The data of a run is split as in its training; other data without a validation part by `val_share` and seed 0."""
     runs = [(each.source, each.run) for each in models if each.run is not None]
     own = [
@@ -291,7 +290,7 @@ def check_settings(
 
 
 def make_sources(
-    loaded: Sequence[LoadedModel], layer: str | int, *, pixels: bool, untrained: bool
+    loaded: Sequence[Opened], layer: str | int, *, pixels: bool, untrained: bool
 ) -> tuple[list[FeatureSource], list[tuple[int, ...]], list[str]]:
     """The sources of all rows, the baselines of each by index, and notes; models with equal baselines share them."""
     names = shorten_model_names([each.source for each in loaded], taken=("raw pixels", "untrained"))
@@ -327,7 +326,7 @@ def make_sources(
     return sources, [tuple(each) for each in of_model] + [()] * (len(sources) - len(loaded)), notes
 
 
-def is_masked_autoencoder(loaded: LoadedModel) -> bool:
+def is_masked_autoencoder(loaded: Opened) -> bool:
     """Whether the model was only pre-trained by MAE: by a run of this task, or from a checkpoint without a head."""
     if loaded.run is not None:
         recipe = try_read_plan(loaded.run.model.parent)[0].get("recipe")

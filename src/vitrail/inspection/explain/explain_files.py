@@ -22,7 +22,7 @@ from vitrail.inspection.explain.explanation import Explanation, figure_name
 from vitrail.inspection.explain.patch_removal import probabilities_without_patches
 from vitrail.inspection.representation.nearest_neighbours import ROWS_PER_FIGURE, find_neighbours, open_bank
 from vitrail.inspection.representation.patch_pca import MAX_IMAGES, draw_patch_pca
-from vitrail.loaded_model import LoadedModel
+from vitrail.opening import Opened
 from vitrail.predict.image_list import STDIN, collect_images, open_arguments, unreadable_images_error
 
 
@@ -62,7 +62,7 @@ def name_set_figure(images: Sequence[ImageItem], method: str) -> str:
 
 
 def write_components(
-    loaded: LoadedModel,
+    loaded: Opened,
     images: Sequence[ImageItem],
     out: FigureFolder,
     *,
@@ -91,7 +91,7 @@ def list_images_for_figure(
 
 
 def explain_by_components(
-    loaded: LoadedModel,
+    loaded: Opened,
     arguments: Sequence[str],
     out: FigureFolder,
     *,
@@ -121,7 +121,7 @@ def explain_by_components(
 
 
 def explain_by_neighbours(
-    loaded: LoadedModel,
+    loaded: Opened,
     arguments: Sequence[str],
     data: str | None,
     out: FigureFolder,

@@ -45,11 +45,10 @@ from vitrail.inspection.explain.explain_options import (
 from vitrail.inspection.explain.explanation import Explanation
 from vitrail.inspection.explain.overlay import shrink_photo_and_box
 from vitrail.inspection.representation.token_statistics import token_norms
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.contract import find_image_model
 from vitrail.models.catalog.external_families import trust
 from vitrail.models.parts.windows import TokenWindows, Windows
-from vitrail.opening import GivenPreprocessing, open_torch_model
+from vitrail.opening import GivenPreprocessing, Opened, open_torch_model
 from vitrail.predict.predictions import ClassProbability, predictions_from_logits, softmax
 from vitrail.predict.predictor import Predictor
 
@@ -70,7 +69,7 @@ class Explainer:
 
     def __init__(
         self,
-        model: str | Path | nn.Module | LoadedModel | Predictor,
+        model: str | Path | nn.Module | Opened | Predictor,
         *,
         preprocessing: GivenPreprocessing = None,
         labels: Sequence[str] | None = None,

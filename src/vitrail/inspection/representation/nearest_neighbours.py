@@ -25,10 +25,9 @@ from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.image_items import ImageItem
 from vitrail.data.photos import EXAMPLE_PREFIX
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.contract import find_image_model
-from vitrail.opening import open_torch_model
+from vitrail.opening import Opened, open_torch_model
 from vitrail.predict.output.feature_files import FEATURE_FORMAT_BY_SUFFIX, names_file_path
 from vitrail.predict.output.row_formats import import_pyarrow
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
@@ -164,10 +163,10 @@ def open_stored_features_file(path: Path) -> FeatureBank:
     return FeatureBank(name=path.name, count=count, names=names, chunks=chunks, labels=labels)
 
 
-Opened = tuple[int, Callable[[], Iterator[str]], Callable[[], Iterator[NDArray[np.float32]]]]
+OpenBank = tuple[int, Callable[[], Iterator[str]], Callable[[], Iterator[NDArray[np.float32]]]]
 
 
-def open_npy(path: Path) -> Opened:
+def open_npy(path: Path) -> OpenBank:
     array = np.load(path, mmap_mode="r", allow_pickle=False)  # read as it is used
     names_path = names_file_path(path)
 
@@ -185,7 +184,7 @@ def open_npy(path: Path) -> Opened:
     return len(array), iterate_names, iterate_chunks
 
 
-def open_parquet(path: Path) -> Opened:
+def open_parquet(path: Path) -> OpenBank:
     arrow, parquet = import_pyarrow()
     try:
         table = parquet.ParquetFile(path)
@@ -299,7 +298,7 @@ def scale_to_unit_length(features: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def find_neighbours(
-    model: "str | Path | nn.Module | LoadedModel | Predictor",
+    model: "str | Path | nn.Module | Opened | Predictor",
     images: Iterable[Any],
     data: Any,
     *,
@@ -387,7 +386,7 @@ def compute_query_features(
     return queries, np.stack(features), failed
 
 
-def open_matching_engine(loaded: LoadedModel, bank: ImageBank) -> tuple[Engine, list[str]]:
+def open_matching_engine(loaded: Opened, bank: ImageBank) -> tuple[Engine, list[str]]:
     """What computes the features of the queries: the kind of features that the bank stores, if it stores some."""
     kind = choose_features(loaded)
     engine = TorchEngine(loaded.module, loaded.preprocessing, kind)

@@ -21,10 +21,9 @@ from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.inspection.attention.capture import force_eager
-from vitrail.loaded_model import LoadedModel
 from vitrail.models.base.checks import check_count
 from vitrail.models.base.contract import ImageModel, find_image_model
-from vitrail.opening import GivenPreprocessing, open_torch_model
+from vitrail.opening import GivenPreprocessing, Opened, open_torch_model
 from vitrail.predict.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def compute_patch_features(model: ImageModel, pixels: Tensor) -> Tensor:
 
 
 def draw_patch_pca(
-    model: "str | Path | nn.Module | LoadedModel | Predictor",
+    model: "str | Path | nn.Module | Opened | Predictor",
     images: Iterable[Any],
     *,
     names: Sequence[str] | None = None,

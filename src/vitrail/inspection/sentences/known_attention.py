@@ -24,9 +24,9 @@ from vitrail.inspection.sentences.word_attention import compute_cross_attention,
 from vitrail.layers.positions import Grid
 from vitrail.models.base.text_contract import Memory
 from vitrail.models.text.caption_model import CaptionModel
+from vitrail.opening import Opened
 from vitrail.predict.captioner import write_captions
 from vitrail.predict.search.settings import GREEDY
-from vitrail.text_loading import LoadedTextModel
 
 COLLAGES_AT_ONCE = 50
 
@@ -179,7 +179,7 @@ class ReversalScore:
 
 @torch.inference_mode()
 def score_reversal(
-    loaded: LoadedTextModel, pairs: Iterable[tuple[str, str]], layer: int = -1, head: int | Literal["mean"] = "mean"
+    loaded: Opened, pairs: Iterable[tuple[str, str]], layer: int = -1, head: int | Literal["mean"] = "mean"
 ) -> ReversalScore:
     """Score the cross-attention of pairs of `data/text/pairs.py`, while the right digits are written."""
     model, tokenizer = loaded.model, loaded.tokenizer

@@ -23,10 +23,10 @@ from vitrail.data.text.tokenizer import SHOWN_SPACE, TextTokenizer
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.inspection.attention.capture import resolve_index
 from vitrail.models.base.text_contract import Memory, TextModel
+from vitrail.opening import Opened, open_model
 from vitrail.predict.search.beam_search import BeamRecord, BeamTree, beam_search
 from vitrail.predict.search.hypothesis import Hypothesis, Penalty
 from vitrail.predict.search.settings import SearchSettings
-from vitrail.text_loading import LoadedTextModel, open_text_model
 
 WORD = re.compile(
     "w+(?:'w+)*|[p']"
@@ -182,7 +182,7 @@ def select_head(maps: NDArray[Any], layer: int, head: int | Literal["mean"]) -> 
 
 
 def read_sentence(
-    model: str | Path | LoadedTextModel,
+    model: str | Path | Opened,
     sentence: str,
     *,
     beam: int = 4,
@@ -195,7 +195,7 @@ def read_sentence(
     >>> found = read_sentence("runs/demo", "Ein Hund läuft.")
     >>> found.translation, found.select_map("cross", layer=-1)
     """
-    loaded = open_text_model(model)
+    loaded = open_model(model, kind="text")
     tokenizer, network = loaded.tokenizer, loaded.model
     source = SentenceWords.from_text(tokenizer, sentence).append(tokenizer.end, tokenizer.show_token(tokenizer.end))
     check_sentence(source, network)

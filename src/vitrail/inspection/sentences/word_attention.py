@@ -158,7 +158,7 @@ def describe_image(
     opened, loaded = open_image(image), captioner.loaded
     how = loaded.preprocessing
     with torch.inference_mode():
-        memory = captioner.model.encode(loaded.encoder.make_batch([opened]))
+        memory = captioner.model.encode(loaded.make_batch([opened]))
     found = write_captions(captioner.model.decoder, captioner.tokenizer, memory, search, first=number)
     caption = captioner.make_caption(name, found[0])
     grid = find_patch_grid(captioner.model, how, memory.tokens.shape[1])

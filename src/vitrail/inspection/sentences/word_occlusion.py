@@ -16,8 +16,8 @@ from vitrail.base.text import format_count
 from vitrail.inspection.attention.attention_distance import correlate_ranks
 from vitrail.inspection.sentences.sentence_attention import SentenceAttention, make_rows
 from vitrail.models.base.text_contract import TextModel
+from vitrail.opening import Opened
 from vitrail.predict.search.settings import GREEDY
-from vitrail.text_loading import LoadedTextModel
 
 ROWS_AT_ONCE = 16  # sentences of which the logits of all tokens are in memory
 
@@ -65,7 +65,7 @@ class AttentionAgreement:
 
 
 @torch.inference_mode()
-def occlude_words(loaded: LoadedTextModel, read: SentenceAttention) -> WordOcclusion:
+def occlude_words(loaded: Opened, read: SentenceAttention) -> WordOcclusion:
     """Translate the sentence again without each of its words, whose pieces are removed from the source."""
     model, tokenizer, source = loaded.model, loaded.tokenizer, read.source
     rows = [list(source.ids), *(source.drop_word(word) for word in range(len(read.source_words)))]

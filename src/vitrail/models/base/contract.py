@@ -318,8 +318,7 @@ def check_reads_images(model: object) -> None:
     kind = model if isinstance(model, type) else type(unwrap_compiled(model))
     if issubclass(kind, Model) and kind.reads != "images":
         raise ConfigError(
-            f"{kind.__name__} reads {kind.reads}; expected a model that reads images (for text: `vitrail translate`, "
-            "`vitrail explain` with a sentence, `vitrail export` to ctranslate2)"
+            f"{kind.__name__} reads {kind.reads}; expected a model that reads images: use vitrail translate"
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torch import Tensor
 
+from vitrail.base.errors import ConfigError
 from vitrail.models.base.contract import Model
 
 if TYPE_CHECKING:
@@ -81,3 +82,11 @@ class TextModel(Model):
     def find_transformer_parts(self) -> "TransformerParts | None":
         """Its encoder and decoder, if they are those of a Transformer, for exports; None if they are not."""
         return None
+
+
+def check_reads_text(kind: type, name: str) -> None:
+    """Refuse a model that does not read text, by its class."""
+    if not issubclass(kind, TextModel):
+        reads = kind.reads if issubclass(kind, Model) else "something else"
+        expected = "a TextModel, which translates" if reads == "text" else "a model that reads text"
+        raise ConfigError(f"{name} is a {kind.__name__}, which reads {reads}; expected {expected}")

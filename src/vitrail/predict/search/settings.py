@@ -53,6 +53,9 @@ class SearchSettings:
         """Whether translations are drawn at random."""
         return self.temperature is not None or self.top_k is not None or self.top_p < 1
 
+    def describe_beam(self) -> str:
+        return "greedy" if self.beam == 1 else f"beam {self.beam}"
+
     def run(
         self, model: TextModel, tokenizer: TextTokenizer, sources: Sequence[Sequence[int]], numbers: Sequence[int]
     ) -> list[list[Hypothesis]]:

@@ -11,7 +11,7 @@ from support.toy_captions import make_captions, open_toy_captioner
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.captions.captions import CaptionedImages, CaptionSplits, open_captions
 from vitrail.data.images.formats.class_folders import FileDataset
-from vitrail.inspection.sentences.caption_evaluation import choose_part, evaluate_captioner, open_evaluation_data
+from vitrail.evaluation.caption_evaluation import choose_part, evaluate_captioner, open_evaluation_data
 from vitrail.predict.captioner import Captioner
 from vitrail.predict.search.settings import SearchSettings
 

@@ -1,23 +1,24 @@
 """Evaluate a captioner: exact matches and BLEU; on collages also what its nouns attend to."""
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import ConfigError, DataError
-from vitrail.base.files import write_text
+from vitrail.base.table import Cell, Column, Table
 from vitrail.base.text import format_count
 from vitrail.data.captions.captions import CaptionedImages, CaptionSplits, open_captions
 from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.image_items import ImageItem
 from vitrail.evaluation.caption_scores import CaptionScores, score_captions
+from vitrail.evaluation.text_evaluation import write_scored_texts
 from vitrail.evaluation.translation_scores import import_sacrebleu
-from vitrail.inspection.sentences.known_attention import NounScores, score_nouns
 from vitrail.predict.captioner import Captioner
-from vitrail.predict.output.row_formats import make_single_line
 from vitrail.predict.search.settings import GREEDY, SearchSettings
+
+if TYPE_CHECKING:
+    from vitrail.inspection.sentences.known_attention import NounScores
 
 CAPTION_EVALUATION_FILES = ("evaluation.json", "captions.tsv")
 
@@ -32,7 +33,7 @@ class CaptionEvaluation:
     references: tuple[tuple[str, ...], ...]
     scores: CaptionScores
     search: SearchSettings
-    nouns: NounScores | None = None  # of collages
+    nouns: "NounScores | None" = None  # of collages
     layer: int = 0  # of the decoder, chosen on other collages: the attention is that of its heads' mean
     skipped: tuple[str, ...] = ()  # why images could not be read
 
@@ -45,6 +46,23 @@ class CaptionEvaluation:
     def mass(self) -> float | None:
         """Share of the attention that is in the garment."""
         return None if self.nouns is None else float(self.nouns.mass[self.layer, -1])
+
+    @property
+    def table(self) -> Table:
+        """One row with the scores; those of nouns only for collages."""
+        nouns, signature = self.nouns, self.scores.bleu_signature
+        cells: dict[Column, Cell] = {
+            Column(name="part"): self.part,
+            Column(name="images"): len(self.images),
+            Column(name="exact match", unit="%", digits=1): self.scores.exact,
+            Column(name="BLEU-4", digits=2): self.scores.bleu,
+            Column(name="right nouns", unit="%", digits=1): None if nouns is None else nouns.correct,
+            Column(name="strongest patch in garment", unit="%", digits=1): self.strongest,
+            Column(name="attention in garment", unit="%", digits=1): self.mass,
+            Column(name="gone without garment", unit="%", digits=1): None if nouns is None else nouns.changed,
+        }
+        notes = (signature,) if signature else ()
+        return Table(columns=tuple(cells), rows=[list(cells.values())], notes=notes).drop_empty_columns()
 
     def to_json(self) -> dict[str, Any]:
         report: dict[str, Any] = {"part": self.part, "images": len(self.images), **vars(self.scores)}
@@ -62,21 +80,13 @@ class CaptionEvaluation:
 
     def write(self, report: Mapping[str, Any], folder: Path) -> list[Path]:
         """Write the report, and a table of images, captions and references."""
-        numbers, table = (folder / name for name in CAPTION_EVALUATION_FILES)
-        write_text(numbers, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-        rows = [("file", "caption", "references")]
-        rows += [
-            (name, caption, " | ".join(known))
-            for name, caption, known in zip(self.images, self.captions, self.references, strict=True)
-        ]
-        lines = ("\t".join(make_single_line(each).replace("\t", " ") for each in row) for row in rows)
-        write_text(table, "".join(f"{line}\n" for line in lines))
-        return [numbers, table]
+        rows = zip(self.images, self.captions, map(" | ".join, self.references), strict=True)
+        columns = ("file", "caption", "references")
+        return write_scored_texts(report, folder, CAPTION_EVALUATION_FILES[1], columns, rows)
 
     def __str__(self) -> str:
-        how = "greedy" if self.search.beam == 1 else f"beam {self.search.beam}"
         lines = [
-            f"{self.part}: {format_count(len(self.images), 'image')}, {how}",
+            f"{self.part}: {format_count(len(self.images), 'image')}, {self.search.describe_beam()}",
             f"exact match  {self.scores.exact:.1%}",
         ]
         if self.scores.bleu is not None:
@@ -92,6 +102,40 @@ class CaptionEvaluation:
         if self.skipped:
             lines.append(f"skipped      {format_count(len(self.skipped), 'image')}, for example {self.skipped[0]}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCaptionEvaluation:
+    """A captioner, and the images that it is evaluated on."""
+
+    captioner: Captioner
+    splits: CaptionSplits
+    search: SearchSettings = GREEDY
+    strict: bool = False
+    score_nouns: "Callable[[CollageImages], NounScores] | None" = None
+    files: Sequence[str] = CAPTION_EVALUATION_FILES
+
+    @property
+    def data(self) -> str:
+        return self.splits.name
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self.splits.notes
+
+    @property
+    def examples(self) -> int:
+        return len(choose_part(self.splits))
+
+    def run(self, progress: Callable[[int], object] = lambda _: None) -> CaptionEvaluation:
+        return evaluate_captioner(
+            self.captioner,
+            self.splits,
+            score_nouns=self.score_nouns,
+            search=self.search,
+            strict=self.strict,
+            progress=progress,
+        )
 
 
 def open_evaluation_data(captioner: Captioner, data: str | None) -> CaptionSplits:
@@ -116,6 +160,7 @@ def evaluate_captioner(
     captioner: Captioner,
     data: CaptionSplits,
     *,
+    score_nouns: "Callable[[CollageImages], NounScores] | None" = None,
     search: SearchSettings = GREEDY,
     strict: bool = False,
     count: int | None = None,
@@ -123,7 +168,8 @@ def evaluate_captioner(
 ) -> CaptionEvaluation:
     """Describe the test images, or the first `count`, and compare the captions with theirs; needs sacrebleu.
 
-    The attention of the nouns of collages is that of the layer which finds most garments in the validation collages.
+    `score_nouns` is for collages: the attention of their nouns is that of the layer which finds most garments in the
+    validation collages.
     """
     import_sacrebleu()
     part = choose_part(data)
@@ -142,8 +188,9 @@ def evaluate_captioner(
         raise DataError(f"none of {total} images of {part.name} can be read, for example {skipped[0]}")
     texts, references = tuple(captions.values()), tuple(part.captions[index] for index in captions)
     nouns, layer = None, 0
-    if isinstance(part.images, CollageImages) and data.val is not None and isinstance(data.val.images, CollageImages):
-        chosen, nouns = (score_part(captioner, images, count) for images in (data.val.images, part.images))
+    collages = [each.images for each in (data.val, part) if each is not None and isinstance(each.images, CollageImages)]
+    if score_nouns is not None and len(collages) == 2:
+        chosen, nouns = map(score_nouns, collages)
         layer = chosen.choose_layer()
     return CaptionEvaluation(
         part=part.name,
@@ -156,9 +203,3 @@ def evaluate_captioner(
         layer=layer,
         skipped=tuple(skipped),
     )
-
-
-def score_part(captioner: Captioner, images: CollageImages, count: int | None) -> NounScores:
-    device = next(captioner.model.parameters()).device
-    how = captioner.loaded.preprocessing
-    return score_nouns(captioner.model, captioner.tokenizer, how, images, device=device, count=count)

@@ -1,0 +1,98 @@
+"""Models that describe images: an image model that reads, and a decoder that writes."""
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from vitrail.base.errors import CheckpointError, ConfigError
+from vitrail.base.kinds import Kind
+from vitrail.checkpoint.run_files import FinishedRun
+from vitrail.checkpoint.weight_folders import DECODER_FOLDER, ENCODER_FOLDER, is_captioner_folder
+from vitrail.opening import Opened, open_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitrail.evaluation.caption_evaluation import OpenCaptionEvaluation
+    from vitrail.train.plan import Plan
+
+
+def open_captioner(name: str, run: FinishedRun | None = None, *, device: "str | torch.device | None" = None) -> Opened:
+    """A run of the task caption, or the folder of its model: encoder/ and decoder/."""
+    folder = Path(name) if run is None else run.model
+    if not is_captioner_folder(folder):
+        raise CheckpointError(
+            f"{name} is not a captioner: {folder} has no {ENCODER_FOLDER}/ and {DECODER_FOLDER}/; expected a run of "
+            "the task caption"
+        )
+    from vitrail.models.text.caption_model import CaptionModel
+
+    encoder = open_model(folder / ENCODER_FOLDER, kind="image", device=device)
+    decoder = open_model(folder / DECODER_FOLDER, kind="text", device=device)
+    return Opened(
+        source=name,
+        kind="caption",
+        model=CaptionModel(encoder.model, decoder.model).eval(),
+        preprocessing=encoder.preprocessing,
+        tokenizer=decoder.tokenizer,
+        run=run,
+    )
+
+
+def open_evaluation(
+    model: str,
+    data: str | None = None,
+    *,
+    beam: int = 4,
+    batch: int = 16,
+    device: str = "auto",
+    strict: bool = False,
+) -> "OpenCaptionEvaluation":
+    """A captioner and the images that it is evaluated on, by default the test images of its run."""
+    from vitrail.data.captions.collages import CollageImages
+    from vitrail.evaluation.caption_evaluation import OpenCaptionEvaluation, open_evaluation_data
+    from vitrail.inspection.sentences.known_attention import NounScores, score_nouns
+    from vitrail.predict.captioner import Captioner
+    from vitrail.predict.search.settings import SearchSettings
+
+    captioner = Captioner(model, device=device, batch=batch)
+    place = next(captioner.model.parameters()).device
+
+    def score(images: CollageImages) -> NounScores:
+        how = captioner.loaded.preprocessing
+        return score_nouns(captioner.model, captioner.tokenizer, how, images, device=place)
+
+    return OpenCaptionEvaluation(
+        captioner=captioner,
+        splits=open_evaluation_data(captioner, data),
+        search=SearchSettings(beam=beam),
+        strict=strict,
+        score_nouns=score,
+    )
+
+
+def open_source(task: Any, data: Any, *_: Any, **__: Any) -> Any:
+    raise ConfigError(
+        f"{type(task).__name__} trains on images with captions; expected a vitrail.tasks.caption_source.CaptionSource, "
+        f"not {data!r}"
+    )
+
+
+def describe_next_steps(run: Path, model: Path, plan: "Plan", code: str | None) -> str:  # noqa: ARG001  # as of all kinds
+    name = quote(str(run)) if code is None else f"{quote(str(run))} `trust_code` {quote(code)}"
+    python = f', or in Python vitrail.Captioner("{run}")' if code is None else ""
+    return f"vitrail caption {name} photo.jpg, vitrail eval {name}{python}"
+
+
+KIND = Kind(
+    name="caption",
+    does="describes images",
+    use="vitrail caption",
+    commands={
+        "caption": "vitrail.predict.text_rows:CaptionRows",
+        "evaluate": "vitrail.kinds.caption:open_evaluation",
+    },
+    open=open_captioner,
+    open_source=open_source,
+    describe_next_steps=describe_next_steps,
+)
