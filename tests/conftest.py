@@ -14,10 +14,12 @@ from hypothesis import settings
 from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm and transformers
 from support.toy_exports import ExportFinder, make_export_finder
 
+from vitrail.predict import engine_selection
 from vitrail.train import speed_choice
 
 torch.set_num_threads(1)
 speed_choice.find_bfloat16_instructions = str  # `precision` auto is float32, so that results do not depend on the CPU
+engine_selection.find_bfloat16_instructions = str  # nor does the engine of `fast`
 settings.register_profile("any machine", deadline=None)  # no time limit per example on a busy machine
 settings.load_profile("any machine")
 

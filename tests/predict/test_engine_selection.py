@@ -18,6 +18,7 @@ from vitrail.base.files import get_cache_folder
 from vitrail.data.images.image_items import ImageItem
 from vitrail.export.description import CONFIG_FILE
 from vitrail.export.exported_model import ExportedModel
+from vitrail.models.base.checks import pair
 from vitrail.predict import engine_selection
 from vitrail.predict.engine_cache import write_engine_speeds
 from vitrail.predict.engine_selection import EngineChoice, EngineOptions, open_on_fastest_engine
@@ -235,6 +236,38 @@ def test_compiled_engine_has_one_stream(model: Path, speeds: Speeds, monkeypatch
 
     monkeypatch.setattr(torch, "compile", as_it_is)
     assert describe_setting(open_on_fastest_engine(model, EngineOptions(engine="compiled"), 1000)) == "compiled 1×2"
+
+
+@pytest.mark.usefixtures("written_exports")
+@pytest.mark.parametrize("agrees", [True, False])
+def test_fast_uses_bfloat16_if_it_is_fastest_and_agrees(
+    agrees: bool, model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_selection, "find_bfloat16_instructions", lambda: "avx512_bf16")
+    same = 32 if agrees else 28
+    monkeypatch.setattr(engine_selection, "count_agreeing_images", lambda *_: same)  # pyright: ignore[reportUnknownLambdaType]
+    speeds.update({"bfloat16 1×2": 900, "int8 1×2": 700, "onnx 1×2": 300})
+    found = open_on_fastest_engine(model, EngineOptions(fast=True), 1000)
+    engine = found.predictor.engine
+    assert (engine.name == "bfloat16") is agrees
+    if agrees:
+        assert "bfloat16 agrees with fp32 on 32 of 32 built-in images" in found.notes
+        assert not engine.exact
+    else:
+        assert "bfloat16 agrees with fp32 on 28 of 32 built-in images: too few, so fp32 is used" in found.notes
+    plain = open_on_fastest_engine(model, EngineOptions(), 1000)
+    assert plain.predictor.engine.exact
+
+
+def test_bfloat16_is_close_to_float32_and_not_exact(model: Path) -> None:
+    one, other = vitrail.Predictor(model, engine="bfloat16"), vitrail.Predictor(model, engine="eager")
+    rows, columns = pair(one.preprocessing.image_size)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, rows, columns, 3), dtype=np.uint8)
+    found, expected = one.engine.run(pixels), other.engine.run(pixels)
+    assert found.dtype == np.float32
+    assert not np.array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, atol=0.03)
+    assert "`exact` with `engine` bfloat16, which is not exact" in get_error(model, exact=True, engine="bfloat16")
 
 
 def test_fast_uses_int8_and_reports_its_agreement(

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.base.errors import ConfigError, DataError, VitrailError, describe_error
-from vitrail.base.machine import count_cores, describe_machine
+from vitrail.base.machine import count_cores, describe_machine, find_bfloat16_instructions
 from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
 from vitrail.data.images.image_items import ImageItem
-from vitrail.export.agreement import count_agreeing_images
+from vitrail.export.agreement import count_agreeing_images, make_photo_crops
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.models.base.checks import pair
@@ -24,13 +24,15 @@ from vitrail.opening import GivenPreprocessing, Opened, download_if_missing, ope
 from vitrail.predict.engine_cache import open_cached_int8_export, read_engine_speeds, write_engine_speeds
 from vitrail.predict.model_checksums import compute_model_key
 from vitrail.predict.pipeline import Engine
-from vitrail.predict.predictor import DEFAULT_BATCH, EngineName, Predictor
+from vitrail.predict.predictor import DEFAULT_BATCH, EngineName, Predictor, open_engine
 
 MIN_IMAGES_TO_EXPORT = 500  # for fewer, exporting a model takes longer than it saves
 MIN_IMAGES_TO_MEASURE = 16
-MIN_INT8_AGREEMENT = 0.9  # share of images with the same top class as fp32, for `fast` to use int8
+MIN_AGREEMENT = 0.9  # share of images with the same top class as fp32, for `fast` to use int8 or bfloat16
 MIN_SAMPLE_IMAGES = 8  # images of the job needed to measure that share; otherwise the built-in photos are used
 MIN_GAIN = 1.05  # a call on more threads must be this many times as fast
+BUILT_IN_VIEWS = 32  # crops of the built-in photos
+INEXACT_ENGINES = ("int8", "bfloat16")
 MEASURING_SECONDS = 0.25  # per candidate
 
 
@@ -40,7 +42,7 @@ class EngineOptions:
 
     engine: EngineName = "auto"
     exact: bool = False  # only engines within 1e-4 of fp32
-    fast: bool = False  # int8 as well, if it agrees with fp32
+    fast: bool = False  # int8 and bfloat16 as well, if they agree with fp32
     batch: int | None = None
     streams: int | None = None
     threads: int | None = None
@@ -58,11 +60,12 @@ class EngineOptions:
                 raise ConfigError(f"`{name}` {value}; expected 1 or more")
         if self.merge < 0:
             raise ConfigError(f"`merge` {self.merge}; expected 0 or more tokens to merge in each layer")
-        if self.exact and (self.fast or self.engine == "int8"):
-            other = "`fast`" if self.fast else "`engine` int8"
+        inexact = self.engine in INEXACT_ENGINES
+        if self.exact and (self.fast or inexact):
+            other = "`fast`" if self.fast else f"`engine` {self.engine}"
             raise ConfigError(f"`exact` with {other}, which is not exact; use one of them")
-        if self.output == "maps" and (self.fast or self.engine == "int8" or self.merge):
-            other = "`merge`" if self.merge else "`fast`" if self.fast else "`engine` int8"
+        if self.output == "maps" and (self.fast or inexact or self.merge):
+            other = "`merge`" if self.merge else "`fast`" if self.fast else f"`engine` {self.engine}"
             raise ConfigError(f"`maps` with {other}; expected every token, computed in float32: leave it out")
 
 
@@ -82,7 +85,8 @@ def open_on_fastest_engine(
 ) -> EngineChoice:
     """Open the model on the fastest engine for `count` images.
 
-    `sample` are some of these images, on which int8 is compared with fp32. `notify` is called before slow work.
+    `sample` are some of these images, on which int8 and bfloat16 are compared with fp32. `notify` is called before slow
+    work.
     """
     batch, notes = min(options.batch or DEFAULT_BATCH, max(count, 1)), list[str]()
     download_if_missing(model)
@@ -109,9 +113,9 @@ def open_on_fastest_engine(
     if options.exact and not all(each.engine.exact for each in predictors.values()):
         raise ConfigError(f"`exact` for {model}, which is int8; expected a model exported to onnx")
     if options.fast and len(predictors) == len(names):
-        predictors = dict[EngineName, Predictor](
-            {names[-1]: open_int8_if_accurate(predictors[names[-1]], options, sample, notes)}
-        )
+        exact = predictors[names[-1]]
+        predictors = open_bfloat16_if_accurate(predictors, exact, options, sample, notes)
+        predictors[names[-1]] = open_int8_if_accurate(exact, options, sample, notes)
     fixed = (
         options.streams is not None
         or options.threads is not None
@@ -202,19 +206,47 @@ def open_int8_if_accurate(
     assert isinstance(quick.engine, ExportedModel)
     seen = quick.engine.description.agreement or {}
     same, total, kind = seen.get("same", 0), seen.get("pictures", 0), "built-in images"
+    if (pixels := prepare_sample(exact, sample)) is not None:
+        same = count_agreeing_images(quick.engine.run(pixels), engine.run(pixels), options.output)
+        total, kind = len(pixels), "of these images"
+    return quick if is_accurate("int8", same, total, kind, notes) else exact
+
+
+def open_bfloat16_if_accurate(
+    predictors: Mapping[EngineName, Predictor],
+    exact: Predictor,
+    options: EngineOptions,
+    sample: Sequence[ImageItem],
+    notes: list[str],
+) -> dict[EngineName, Predictor]:
+    """The model in bfloat16, if this CPU has instructions for it and it agrees with fp32 on enough images."""
+    eager = predictors.get("eager")
+    if eager is None or exact is eager or options.device != "cpu" or not find_bfloat16_instructions():
+        return {}
+    quick = copy(eager)
+    quick.engine = open_engine(quick, quick.output, "bfloat16", options.streams or 1, count_threads_per_stream(options))
+    quick.feature_engines = {}
+    pixels, kind = prepare_sample(exact, sample), "of these images"
+    if pixels is None:
+        pixels, kind = make_photo_crops(BUILT_IN_VIEWS, exact.preprocessing), "built-in images"
+    same = count_agreeing_images(quick.engine.run(pixels), exact.engine.run(pixels), options.output)
+    return {"bfloat16": quick} if is_accurate("bfloat16", same, len(pixels), kind, notes) else {}
+
+
+def prepare_sample(predictor: Predictor, sample: Sequence[ImageItem]) -> NDArray[np.uint8] | None:
+    """The readable images of a sample as input of the engine; None if they are too few."""
     prepared = list[NDArray[np.uint8]]()
     for each in sample:
         with suppress(DataError):  # reported when the image is processed
-            prepared.append(exact.prepare_image(each.source))
-    if len(prepared) >= MIN_SAMPLE_IMAGES:
-        pixels = np.stack(prepared)
-        same = count_agreeing_images(quick.engine.run(pixels), engine.run(pixels), options.output)
-        total, kind = len(prepared), "of these images"
-    if not total or same < MIN_INT8_AGREEMENT * total:
-        notes.append(f"int8 agrees with fp32 on {same} of {total} {kind}: too few, so fp32 is used")
-        return exact
-    notes.append(f"int8 agrees with fp32 on {same} of {total} {kind}")
-    return quick
+            prepared.append(predictor.prepare_image(each.source))
+    return np.stack(prepared) if len(prepared) >= MIN_SAMPLE_IMAGES else None
+
+
+def is_accurate(name: str, same: int, total: int, kind: str, notes: list[str]) -> bool:
+    """Whether an engine agrees with fp32 on enough images; the share goes into the notes."""
+    enough = total > 0 and same >= MIN_AGREEMENT * total
+    notes.append(f"{name} agrees with fp32 on {same} of {total} {kind}{'' if enough else ': too few, so fp32 is used'}")
+    return enough
 
 
 def make_blank_image(predictor: Predictor) -> NDArray[np.uint8]:

@@ -216,6 +216,7 @@ def describe_image_job(
         "merge": options.merge,
         "exact": options.exact,
         "int8": predictor.engine.name == "int8",
+        **({"bfloat16": True} if predictor.engine.name == "bfloat16" else {}),
         "labels": blake2b(labels, digest_size=8).hexdigest(),
         "started in": find_starting_folder(images),
         **({"set": sorted(format_field(name, value) for name, value in fields.items())} if fields else {}),

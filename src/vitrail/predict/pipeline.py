@@ -20,7 +20,7 @@ PrepareImage = Callable[[Any], NDArray[np.uint8]]  # a source → (rows, columns
 
 
 class Engine(Protocol):
-    """Runs a model: eager, compiled, onnx or int8."""
+    """Runs a model: eager, compiled, bfloat16, onnx or int8."""
 
     name: str
     exact: bool  # within 1e-4 of the model in float32

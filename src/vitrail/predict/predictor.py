@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEFAULT_BATCH = 8  # images
-EngineName = Literal["auto", "eager", "compiled", "onnx", "int8"]
+EngineName = Literal["auto", "eager", "compiled", "bfloat16", "onnx", "int8"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 FeatureKind = Literal["class", "mean", "tokens"]
 FEATURES = "features"  # as an output: the kind that the head of the model reads
@@ -39,9 +39,9 @@ FEATURES = "features"  # as an output: the kind that the head of the model reads
 class Predictor:
     """Predicts the classes of photos, or computes their features.
 
-    `model` is a name, a path, a module or what `vitrail.open_model` returned. `engine`: eager or compiled torch; onnx
-    or int8, which export the model once to a cache; auto is onnx for an exported model and eager otherwise. `output` is
-    logits, or for a model without a head features: what its head would read, class or mean.
+    `model` is a name, a path, a module or what `vitrail.open_model` returned. `engine`: eager or compiled torch, or
+    torch in bfloat16; onnx or int8, which export the model once to a cache; auto is onnx for an exported model and
+    eager otherwise. `output` is logits, or for a model without a head features: what its head would read.
     `image_size`, `preprocessing`, `labels`, `device`, `fields` and `trust_code` are those of `vitrail.open_model`.
 
     >>> predictor = vitrail.Predictor("vit_fashion")
@@ -202,7 +202,7 @@ def open_engine(
         return open_cached_export(predictor.loaded, engine, output, predictor.merge, streams, threads or count_cores())
     from vitrail.predict.torch_engine import TorchEngine
 
-    name = "compiled" if engine == "compiled" else "eager"
+    name = engine if engine in ("compiled", "bfloat16") else "eager"
     return TorchEngine(predictor.model, predictor.preprocessing, output, name=name, streams=streams, threads=threads)
 
 

@@ -1,4 +1,4 @@
-"""Run a model with torch, eagerly or compiled."""
+"""Run a model with torch: eagerly, compiled, or with autocast to bfloat16."""
 
 from functools import partial
 from typing import Any, Literal
@@ -22,20 +22,19 @@ from vitrail.export.torch_modules import (
 class TorchEngine:
     """A model in eval mode. A call runs on `threads` threads; None leaves the number to torch."""
 
-    exact = True
-
     def __init__(
         self,
         model: nn.Module,
         preprocessing: Preprocessing,
         output: OutputKind = "logits",
         *,
-        name: Literal["eager", "compiled"] = "eager",
+        name: Literal["eager", "compiled", "bfloat16"] = "eager",
         streams: int = 1,
         threads: int | None = None,
     ) -> None:
         check_output_available(model, output)
         self.name, self.streams, self.threads = name, streams, threads
+        self.exact = name != "bfloat16"
         run = partial(compute_logits_or_features, model, output=output)
         self.output_function: Any = torch.compile(run, dynamic=True) if name == "compiled" else run
         weight = next(model.parameters())
@@ -57,7 +56,8 @@ class TorchEngine:
     def compute(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         images = normalize_uint8_batch(pixels, self.mean, self.std).to(self.dtype)
         try:
-            return self.output_function(images).float().cpu().numpy()
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=not self.exact):
+                return self.output_function(images).float().cpu().numpy()
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"a batch of {len(pixels)} images does not fit into memory; use a smaller `batch`: "

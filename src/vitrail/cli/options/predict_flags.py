@@ -39,11 +39,12 @@ class PredictFlags:
     overwrite
         Replace OUT. Without --resume, an OUT.partial is deleted, too.
     engine
-        Engine: eager and compiled are torch, onnx and int8 exported models. auto measures once and picks the fastest.
+        Engine: eager, compiled and bfloat16 are torch, onnx and int8 exported models. auto measures once and picks the
+        fastest.
     exact
         Allow only engines within 0.0001 of the model in float32, and decode images at full size.
     fast
-        Allow int8, too, if it agrees on a sample of the images.
+        Allow int8 and bfloat16, too, if they agree on a sample of the images.
     batch
         Images per batch. [default: automatic]
     streams
@@ -61,7 +62,7 @@ class PredictFlags:
     out: OptionalOut = None
     resume: Annotated[bool, Parameter(negative=())] = False
     overwrite: Annotated[bool, Parameter(negative=())] = False
-    engine: Annotated[Literal["auto", "eager", "compiled", "onnx", "int8"], Parameter(group=SPEED)] = "auto"
+    engine: Annotated[Literal["auto", "eager", "compiled", "bfloat16", "onnx", "int8"], Parameter(group=SPEED)] = "auto"
     exact: Annotated[bool, Parameter(negative=(), group=SPEED)] = False
     fast: Annotated[bool, Parameter(negative=(), group=SPEED)] = False
     batch: Annotated[int | None, Parameter(group=SPEED)] = None
