@@ -129,7 +129,10 @@ def test_an_unreadable_image_is_reported_and_skipped(vitrail_: Run, captioner: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("vit_fashion", "photos"), "vit_fashion is not a captioner"),
+        (
+            ("vit_fashion", "photos"),
+            "vit_fashion reads images; expected a model that describes images",
+        ),
         (("MODEL", "nothing.png"), "nothing.png"),
         (("MODEL", "photos", "--layer", 0), "--layer needs -o OUT, the folder for the figures"),
         (("MODEL", "photos", "--layer", 9, "-o", "out"), "--layer is 9; expected 0 to 1, the layers of the decoder"),
@@ -155,12 +158,12 @@ def test_captioners_are_refused_by_other_commands(vitrail_: Run, captioner: Path
     for command in (("predict",), ("explain",), ("embed", "-o", "f.npy")):
         result = vitrail_(command[0], captioner, collages, *command[1:])
         assert (result.code, result.err.count("\n")) == (2, 1), result.err
-        assert "is a captioner of two models; describe images with `vitrail caption`" in result.err
+        assert "describes images; expected a model that reads images: use vitrail caption" in result.err
     assert vitrail_("embed", captioner / "encoder", collages, "-o", "f.npy").code == 0
     result = vitrail_("translate", captioner, "Ein Hund")
     assert (result.code, result.err.count("\n")) == (2, 1)
     result = vitrail_("caption", captioner / "decoder", collages)
-    assert "is not a captioner" in result.err
+    assert "reads text; expected a model that describes images: use vitrail translate" in result.err
 
 
 def test_train_caption_and_evaluate_collages(vitrail_: Run, collages: Path) -> None:

@@ -12,6 +12,7 @@ from vitrail.base.errors import ConfigError, DataError
 from vitrail.data.captions.captions import CaptionedImages, CaptionSplits, open_captions
 from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.evaluation.caption_evaluation import choose_part, evaluate_captioner, open_evaluation_data
+from vitrail.kinds.caption import make_noun_scorer
 from vitrail.predict.captioner import Captioner
 from vitrail.predict.search.settings import SearchSettings
 
@@ -22,7 +23,9 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> Captioner:
 
 
 def test_captions_of_the_test_images_are_compared_with_theirs(captioner: Captioner, tmp_path: Path) -> None:
-    found = evaluate_captioner(captioner, open_captions("collages"), count=20)
+    found = evaluate_captioner(
+        captioner, open_captions("collages"), count=20, score_nouns=make_noun_scorer(captioner, 20)
+    )
     assert (found.part, len(found.images)) == ("collages (test)", 20)
     assert found.nouns is not None
     assert found.nouns.nouns == 40

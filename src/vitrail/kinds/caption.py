@@ -1,5 +1,6 @@
 """Models that describe images: an image model that reads, and a decoder that writes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,10 @@ from vitrail.opening import Opened, open_model
 if TYPE_CHECKING:
     import torch
 
+    from vitrail.data.captions.collages import CollageImages
     from vitrail.evaluation.caption_evaluation import OpenCaptionEvaluation
+    from vitrail.inspection.sentences.known_attention import NounScores
+    from vitrail.predict.captioner import Captioner
     from vitrail.train.plan import Plan
 
 
@@ -49,26 +53,26 @@ def open_evaluation(
     strict: bool = False,
 ) -> "OpenCaptionEvaluation":
     """A captioner and the images that it is evaluated on, by default the test images of its run."""
-    from vitrail.data.captions.collages import CollageImages
     from vitrail.evaluation.caption_evaluation import OpenCaptionEvaluation, open_evaluation_data
-    from vitrail.inspection.sentences.known_attention import NounScores, score_nouns
     from vitrail.predict.captioner import Captioner
     from vitrail.predict.search.settings import SearchSettings
 
     captioner = Captioner(model, device=device, batch=batch)
-    place = next(captioner.model.parameters()).device
-
-    def score(images: CollageImages) -> NounScores:
-        how = captioner.loaded.preprocessing
-        return score_nouns(captioner.model, captioner.tokenizer, how, images, device=place)
-
     return OpenCaptionEvaluation(
         captioner=captioner,
         splits=open_evaluation_data(captioner, data),
         search=SearchSettings(beam=beam),
         strict=strict,
-        score_nouns=score,
+        score_nouns=make_noun_scorer(captioner),
     )
+
+
+def make_noun_scorer(captioner: "Captioner", count: int | None = None) -> "Callable[[CollageImages], NounScores]":
+    """A function that scores what the nouns of collages attend to, of all or the first `count`."""
+    from vitrail.inspection.sentences.known_attention import score_nouns
+
+    device, how = next(captioner.model.parameters()).device, captioner.loaded.preprocessing
+    return lambda images: score_nouns(captioner.model, captioner.tokenizer, how, images, device=device, count=count)
 
 
 def open_source(task: Any, data: Any, *_: Any, **__: Any) -> Any:

@@ -78,9 +78,10 @@ def explain(
     messages: Messages,
 ) -> "ExplainResult":
     """Write figures and a page about how a model translates a sentence; the options are those of `vitrail explain`."""
-    if inputs or sentence is None:
-        given = "an image" if inputs else "no `sentence`"
-        raise ConfigError(f"{given} for {model}, which reads text; expected a `sentence` to translate, and no images")
+    if sentence is None:
+        raise ConfigError(f"{model} reads text; expected a model that reads images, or a `sentence` to explain")
+    if inputs:
+        raise ConfigError("an image with `sentence`; expected one of them")
     from vitrail.distributed import Ranks, resolve_device
     from vitrail.inspection.explain.explain_files import ExplainResult
     from vitrail.report.translation_report import explain_sentence_files
