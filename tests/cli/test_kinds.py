@@ -45,8 +45,8 @@ def test_predictions_of_a_toy_kind_are_resumed(line: Path, vitrail_: Run, tmp_pa
     numbers, out = [str(number) for number in range(6)], tmp_path / "rows.csv"
 
     class Stopped(LineRows):
-        def open(self, *arguments: Any) -> Any:
-            opened = super().open(*arguments)
+        def open(self, items: Any, summary: Any, partial: Any, on_note: Any) -> Any:
+            opened = super().open(items, summary, partial, on_note)
             iterate = opened.iterate
 
             def stop(*given: Any) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial as bind
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -134,8 +134,8 @@ class LineRows:
     format: str | None = None
     top: int = 5
     options: Any = None
-    noun = "number"
-    failure = "could not be computed"
+    noun: ClassVar[str] = "number"
+    failure: ClassVar[str] = "could not be computed"
 
     def plan_output(self, out: Path | None) -> Any:
         return None if out is None else self.layout.partial_folder(out)
@@ -172,6 +172,10 @@ def open_source(task: Any, data: Any, *_: Any, **__: Any) -> Any:
     raise ConfigError(f"{type(task).__name__} trains on a line; expected a LineSource, not {data!r}")
 
 
+def describe_next_steps(run: Path, *_: Any) -> str:
+    return f"vitrail predict {run} 1 2 3"
+
+
 KIND = Kind(
     name="line",
     does="reads numbers",
@@ -179,5 +183,5 @@ KIND = Kind(
     commands={"predict": "support.toy_kind:LineRows", "evaluate": "support.toy_kind:open_evaluation"},
     open=open_line,
     open_source=open_source,
-    describe_next_steps=lambda run, *_: f"vitrail predict {run} 1 2 3",
+    describe_next_steps=describe_next_steps,
 )
