@@ -16,17 +16,9 @@ class Command:
     stdout: Literal["json", "text", ""] = ""  # what of it is compared
     code: int = 0  # 2: an image cannot be read
     copied: str = ""  # what *before* wrote under this name is copied first, to be continued
-    needs: str = ""  # a word in the help of *before*, without which there is nothing to compare with
-
-
-@dataclass(frozen=True)
-class Killed:
-    """A command line that *before* starts and *after* finishes; NAME is what it writes, `whole` the same at once."""
-
-    line: str
-    resume: str
-    watched: str  # the process is killed when this file is there and not empty
-    whole: str
+    killed_at: str = ""  # *before* is killed when this file is there and not empty; *after* resumes
+    resume: str = ""
+    whole: str = ""  # what the command without an interruption wrote
 
 
 SAME = "--seed 1 --threads 1"
@@ -75,8 +67,8 @@ EXTENDED = {  # a finished run of *before* is extended
 IMAGES, RUN = "../data/images --engine eager --batch 4 --streams 1", "../data/images --batch 4 --streams 1"
 BELOW = "../data/images/below"
 MANY = "../before/vit ../data/many --engine eager --batch 1 --streams 1"  # so that an interruption changes no batch
-SENTENCES = "transformer_tatoeba ../data/sentences.txt --batch 1 --beam 2"
-COMMANDS = {
+SENTENCES = "../before/text ../data/sentences.txt --batch 1 --beam 2 --length 12"
+COMMANDS: dict[str, Command] = {
     "predict-table": Command(f"predict ../before/color {IMAGES}", "text", 2),
     **{
         f"predict-{name}": Command(f"predict {name} {IMAGES} --format json --exact", "json", 2)
@@ -92,18 +84,15 @@ COMMANDS = {
     "embed-mean": Command(f"embed ../before/vit {IMAGES} --features mean -o embed-mean.parquet", code=2),
     "embed-pretrained": Command(f"embed ../before/pretrain-mae {IMAGES} -o embed-pretrained.npy", code=2),
     "embed-maps": Command(f"embed ../before/resnet {IMAGES} --maps -o embed-maps.npz", code=2),
-    "whole-rows": Command(f"predict {MANY} -o whole-rows.csv"),
-    "whole-features": Command(f"embed {MANY} -o whole-features.npy"),
-    "whole-maps": Command(f"embed {MANY} --maps -o whole-maps.npz"),
-    "whole-translations": Command(f"translate {SENTENCES} -o whole-translations.jsonl"),
-    "translate": Command("translate transformer_tatoeba ../data/few.txt --n-best 2 --format jsonl", "text"),
+    "translate": Command("translate text ../data/few.txt --n-best 2 --length 12 --format jsonl", "text"),
     "translate-run": Command("translate ../before/text ../data/few.txt --beam 3 --length 12 --format jsonl", "text"),
     "translate-lstm": Command("translate lstm ../data/few.txt --length 12 --format jsonl", "text"),
-    "translate-sampled": Command("translate transformer_tatoeba ../data/few.txt --top-k 5 --seed 3", "text"),
-    "caption": Command("caption ../before/captions ../data/photos/val/Bag --length 8 --json", "json"),
-    "caption-words": Command("caption captions ../data/photos/val/Bag/000.png -o caption-words --arrays"),
-    "whole-captions": Command(
-        "caption ../before/captions ../data/many --length 8 --batch 1 -o whole-captions.csv", needs="captions.csv"
+    "translate-sampled": Command("translate text ../data/few.txt --length 12 --top-k 5 --seed 3", "text"),
+    "caption": Command(
+        "caption ../before/captions ../data/photos/val/Bag --length 8 --top-k 20 --seed 3 --json", "json"
+    ),
+    "caption-words": Command(
+        "caption captions ../data/photos/val/Bag/000.png --length 8 --top-k 20 --seed 3 -o caption-words --arrays"
     ),
     "eval": Command("eval ../before/everything --json", "json"),
     "eval-folder": Command("eval finetune --json --out eval-folder", "json"),
@@ -117,7 +106,6 @@ COMMANDS = {
     "export-int8": Command("export ../before/everything export-int8 --to onnx-int8"),
     "export-mean": Command("export ../before/cct export-mean --features mean"),
     "export-torch": Command("export ../before/vit export-torch --to torch-export"),
-    "export-text": Command("export transformer_tatoeba export-text --to ctranslate2"),
     **{
         f"run{side.strip('./')}-{kind}": Command(f"predict {side}export-{kind} {RUN} --format json", "json", 2)
         for kind in ("onnx", "int8")
@@ -142,7 +130,7 @@ COMMANDS = {
         )
     },
     "explain-sentence": Command(
-        'explain transformer_tatoeba --sentence "Tom ist müde." --arrays --json -o explain-sentence', "json"
+        'explain ../before/text --sentence "Tom ist müde." --arrays --json -o explain-sentence', "json"
     ),
     "look": Command("look ../before/hard --images 4 --method rollout --arrays -o look"),
     "look-color": Command("look cct --data ../data/color --images 2 --arrays -o look-color"),
@@ -151,21 +139,27 @@ COMMANDS = {
     "summary": Command("summary ViT-B/16 --json", "json"),
     "runs": Command("runs ../before --json", "json"),
 }
-ROWS, FEATURES, MAPS = (
-    f"{command} {MANY} -o NAME.{end}"
-    for command, end in (("predict", "csv"), ("embed", "npy"), ("embed --maps", "npz"))
-)
-TRANSLATIONS = f"translate {SENTENCES} -o NAME.jsonl"
-KILLED = {
-    "killed-run": Killed(f"{EVERYTHING} -o NAME", "train --resume NAME", "NAME/checkpoints/step*", "everything"),
-    "killed-rows": Killed(ROWS, f"{ROWS} --resume", "NAME.csv.partial/rows.csv", "whole-rows"),
-    "killed-features": Killed(FEATURES, f"{FEATURES} --resume", "NAME.npy.partial/*.csv", "whole-features"),
-    "killed-maps": Killed(MAPS, f"{MAPS} --resume", "NAME.npz.partial/*.csv", "whole-maps"),
-    "killed-translations": Killed(
-        TRANSLATIONS, f"{TRANSLATIONS} --resume", "NAME.jsonl.partial/rows*", "whole-translations"
-    ),
+JOBS = {  # command line, what it writes, and what is there soon after it starts
+    "rows": (f"predict {MANY}", "csv", "rows.csv"),
+    "features": (f"embed {MANY}", "npy", "*.csv"),
+    "maps": (f"embed {MANY} --maps", "npz", "*.csv"),
+    "translations": (f"translate {SENTENCES}", "jsonl", "rows*"),
 }
-CASES: dict[str, Command | Killed] = {
+KILLED = {
+    "killed-run": Command(
+        f"{EVERYTHING} -o killed-run",
+        killed_at="killed-run/checkpoints/step*",
+        resume="train --resume killed-run",
+        whole="everything",
+    )
+}
+for name, (line, ending, watched) in JOBS.items():
+    COMMANDS[f"whole-{name}"] = Command(f"{line} -o whole-{name}.{ending}")
+    line = f"{line} -o killed-{name}.{ending}"
+    KILLED[f"killed-{name}"] = Command(
+        line, killed_at=f"killed-{name}.{ending}.partial/{watched}", resume=f"{line} --resume", whole=f"whole-{name}"
+    )
+CASES: dict[str, Command] = {
     **{name: Command(f"{line} -o {name}") for name, line in TRAININGS.items()},
     **{
         f"extended-{name}": Command(f"{command} --resume extended-{name} --epochs 0.5", copied=name)

@@ -1,12 +1,12 @@
 """What `compare_versions.py` measures in Python, in each version: `python compare_models.py OUT FILES`.
 
 OUT/presets has the weights and outputs of every preset at toy size, OUT/files a model of each family in every layout,
-and OUT/opened what the models in FILES, which another version may have written, compute. Only public names are used.
+and OUT/opened the outputs of the models in FILES, which another version may have written. Only public names are used.
 """
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ LAYOUTS = (
     *("vitrail", "timm", "hf", "torchvision", "google", "deit", "dino", "mae", "moco", "akamaster", "t2t"),
     *("t2t_by_width", "imagegpt", "authors"),
 )
-FOLDERS, ENDINGS = ("vitrail", "hf", "timm"), {"google": ".npz"}
-SAVED = {  # models next to the first of each family
+ENDINGS = {"google": ".npz", **dict.fromkeys(("vitrail", "hf", "timm"), "")}  # folders
+SAVED: dict[str, tuple[str, dict[str, Any]]] = {  # models next to the first of each family
     "vit-map": ("vit_tiny_patch16_224", {"pool": "map", "class_token": False, "registers": 2}),
     "vit-sincos": ("vit_tiny_patch16_224", {"width": 48, "heads": 12, "positions": "sincos_2d"}),
     "deit-distilled": ("deit_tiny_distilled_patch16_224", {}),
@@ -45,23 +45,22 @@ SMALLER: dict[str, tuple[Callable[[Any], Any], ...]] = {  # the first that the c
 }
 
 
-def shrink(config: Any) -> Any:
-    """The config with few narrow layers; images keep their size, which windows and positions depend on."""
-    names = {field.name for field in fields(config)}
-    if {"width", "heads"} <= names:
-        config = try_field(config, "width", lambda _: 8 * config.heads) or config
-    for name, changes in SMALLER.items():
-        value = getattr(config, name, None)
-        if value:
-            config = next(filter(None, (try_field(config, name, change) for change in changes)), config)
-    return config
-
-
-def try_field(config: Any, name: str, change: Callable[[Any], Any]) -> Any:
+def try_fields(config: Any, **values: Any) -> Any:
     try:
-        return replace(config, **{name: change(getattr(config, name))})
+        return replace(config, **values)
     except (vitrail.VitrailError, TypeError, ValueError):
         return None
+
+
+def shrink(config: Any) -> Any:
+    """The config with few narrow layers; images keep their size, which windows and positions depend on."""
+    if {"width", "heads"} <= {field.name for field in fields(config)}:
+        config = try_fields(config, width=8 * config.heads) or config
+    for name, changes in SMALLER.items():
+        if value := getattr(config, name, None):
+            smaller = (try_fields(config, **{name: change(value)}) for change in changes)
+            config = next(filter(None, smaller), config)
+    return config
 
 
 def build(name: str, **values: Any) -> Any:
@@ -82,65 +81,60 @@ def add_noise(model: Any) -> None:
             _ = tensor.add_(torch.rand(tensor.shape, generator=random), alpha=0.1)
 
 
-def run(model: Any) -> Iterator[tuple[str, Any]]:
+def run(model: Any) -> dict[str, Any]:
     """Outputs by name; of a model without tokens or maps, the reason's type."""
     if getattr(model, "reads", "images") != "images":
-        return
+        return {}
     images = torch.rand(1, model.config.channels, *model.config.image_size, generator=torch.Generator().manual_seed(2))
+    outputs = dict[str, Any]()
     for name in ("forward", "tokens", "feature_maps"):
         try:
             result = getattr(model, name)(images)
         except (vitrail.VitrailError, AttributeError, ValueError) as error:
             result = type(error).__name__
-        for number, part in enumerate(result if isinstance(result, tuple | list) else [result]):
-            yield f"{name} {number}", np.array(part)
+        parts = result if isinstance(result, tuple | list) else [result]
+        outputs |= {f"{name} {number}": np.array(part) for number, part in enumerate(parts)}
+    return outputs
 
 
-def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
-
-
-def write_layouts(name: str, model: Any, folder: Path) -> None:
-    """The files of the layouts that take the model, and which do not."""
-    taken = dict[str, Any]()
+def write_layouts(model: Any, path: str) -> dict[str, Any]:
+    """Write the files of the layouts that support the model; return which do not."""
+    refused = dict[str, Any]()
     for layout in LAYOUTS:
-        path = folder / f"{name}-{layout}{'' if layout in FOLDERS else ENDINGS.get(layout, '.pth')}"
         try:
-            _ = vitrail.save(model, path, to=layout)
+            _ = vitrail.save(model, f"{path}-{layout}{ENDINGS.get(layout, '.pth')}", to=layout)
         except vitrail.VitrailError as error:
-            taken[layout] = np.array(type(error).__name__)
-    save_arrays(folder / f"{name}-refused.npz", taken)
-
-
-def open_file(path: Path, heads: Any) -> Any:
-    """The model in a file that may not say how many heads it has; else the type of the error."""
-    refused = ""
-    for said in ({}, {"heads": heads}):
-        try:
-            return vitrail.load(path, **said).eval()
-        except vitrail.VitrailError as error:
-            refused = type(error).__name__
+            refused[layout] = np.array(type(error).__name__)
     return refused
 
 
+def run_file(path: Path, heads: int) -> dict[str, Any]:
+    """The outputs of the model in a file that may not contain the number of heads; else the type of the error."""
+    refused, more = "", dict[str, Any](heads=heads)
+    for given in (dict[str, Any](), more):
+        try:
+            return run(vitrail.load(path, **given).eval())
+        except vitrail.VitrailError as error:
+            refused = type(error).__name__
+    return {"refused": np.array(refused)}
+
+
 def main(out: Path, files: Path) -> None:
-    saved: dict[str, tuple[str, dict[str, Any]]] = dict(SAVED)
+    for folder in ("presets", "files", "opened"):
+        (out / folder).mkdir(parents=True)
+    saved = dict(SAVED)
     for name in vitrail.list_models():
         model = build(name)
         saved.setdefault(type(model.config).__name__, (name, {}))
         weights = {f"weights {key}": np.array(tensor) for key, tensor in model.state_dict().items()}
         add_noise(model)
-        save_arrays(out / "presets" / f"{name}.npz", weights | dict(run(model)))
+        np.savez(out / "presets" / f"{name}.npz", **weights, **run(model))
     for name, (preset, values) in saved.items():
         model = build(preset, **values)
         add_noise(model)
-        write_layouts(name, model, out / "files")
-        for path in sorted(files.glob(f"{name}-*")):
-            if path.stem != f"{name}-refused":
-                opened = open_file(path, getattr(model.config, "heads", 2))
-                arrays = {"refused": np.array(opened)} if isinstance(opened, str) else dict(run(opened))
-                save_arrays(out / "opened" / f"{path.name}.npz", arrays)
+        np.savez(out / "opened" / f"{name}-refused.npz", **write_layouts(model, f"{out}/files/{name}"))
+        for path in files.glob(f"{name}-*"):
+            np.savez(out / "opened" / f"{path.name}.npz", **run_file(path, getattr(model.config, "heads", 2)))
 
 
 if __name__ == "__main__":
