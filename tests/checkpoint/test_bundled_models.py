@@ -19,7 +19,6 @@ from vitrail.evaluation.checkpoint_evaluation import open_checkpoint_evaluation
 from vitrail.evaluation.evaluation_data import find_default_data
 from vitrail.evaluation.text_evaluation import open_text_evaluation
 from vitrail.predict.model_checksums import compute_model_checksums, identify_model
-from vitrail.predict.search.settings import GREEDY
 
 NAMES = list(list_bundled_models())
 TRANSLATOR = "transformer_tatoeba"
@@ -82,9 +81,9 @@ def test_everything_that_takes_a_model_takes_the_name(name: str) -> None:
 
 
 def test_vit_fashion_is_as_accurate_as_the_readme_says() -> None:
-    opened = open_checkpoint_evaluation("vit_fashion", device="cpu")  # without data: that it was trained on
+    opened = open_checkpoint_evaluation("vit_fashion", device="cpu", batch=250, strict=True)  # data of its training
     assert opened.data == "fashion"
-    result = opened.run(batch=250, workers=0, strict=True, progress=lambda _: None)
+    result = opened.run()
     assert f"{result.top1 * 100:.1f}% on the {len(opened.images):,} test images" in get_section("vit_fashion")
 
 
@@ -101,10 +100,10 @@ def test_transformer_tatoeba_is_as_good_as_after_its_training() -> None:
     """On the first 200 of the held-out pairs, whose BLEU the training measured."""
     pytest.importorskip("tokenizers", reason="needs the extra `text`")
     pytest.importorskip("sacrebleu", reason="needs the extra `text`")
-    opened = open_text_evaluation(TRANSLATOR, device="cpu")  # without data: that it was trained on
+    opened = open_text_evaluation(TRANSLATOR, beam=1, device="cpu")  # without data: that it was trained on
     assert (opened.data, len(opened.pairs)) == ("tatoeba", 1000)
     some = SentencePairs(opened.pairs.sources[:200], opened.pairs.targets[:200])
-    found = replace(opened, pairs=some, encoded=EncodedPairs.encode(some, opened.loaded.tokenizer)).run(GREEDY)
+    found = replace(opened, pairs=some, encoded=EncodedPairs.encode(some, opened.loaded.tokenizer)).run()
     assert found.scores.bleu == pytest.approx(vitrail.describe(TRANSLATOR).provenance["validation"]["bleu"], abs=1)
 
 

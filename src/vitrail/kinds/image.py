@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.kinds import Kind, Messages
@@ -128,10 +128,12 @@ def export(
     messages: Messages,
 ) -> list[str]:
     """Export a model to a folder that predicts without torch; what was written, and how exact it is."""
-    from vitrail.export.export import export_model
+    from vitrail.export.export import ExportFormat, export_model
     from vitrail.models.base.contract import takes_other_sizes
     from vitrail.predict.image_list import decode_images
 
+    if to not in (known := get_args(ExportFormat)):
+        raise ConfigError(f"`to` {to} for {model}, which reads images; expected {', '.join(known)}")
     fields = {**(fields or {}), **({} if image_size is None else {"image_size": image_size})}
     opening = open_checkpoint_of_any_size if dynamic else open_torch_model
     opened = opening(model, fields=fields, preprocessing=preprocessing, labels=labels)
