@@ -113,7 +113,7 @@ def draw_panels(model: ImageModel) -> Iterator[Panel]:
     if tokens is not None:
         row, column = (size * 5 // 12 for size in level.grid)
         (gradient,) = torch.autograd.grad(tokens[row, column].sum(), images, retain_graph=True, allow_unused=True)
-        if gradient is not None:  # of colours of a palette, there is none
+        if gradient is not None:  # of colors of a palette, there is none
             place = (column * level.stride[1] - 0.5, row * level.stride[0] - 0.5, level.stride[1], level.stride[0])
             size = gradient[0].abs().sum(0)
             yield Panel("pixels of one token", (size > ROUNDING * size.max()).float().numpy(), place)

@@ -26,7 +26,7 @@ WEIGHTS = {
 }
 EXPLAINED = {"vit": "camera", "deit": "coffee"}  # example photos
 LOOKED_AT = ("attention_distance", "filters", "occlusion", "position_similarity")
-MAX_PHOTO_WIDTH = 1100  # pixels of a figure with photos; plots get a palette of 256 colours instead
+MAX_PHOTO_WIDTH = 1100  # pixels of a figure with photos; plots get a palette of 256 colors instead
 
 
 def save(figure: CaptionedFigure, name: str, *, photo: bool = False) -> None:

@@ -2,7 +2,7 @@
 
     python docs/figures/make_method_figures.py
 
-Masks, views, colours and palettes are those that the tasks of vitrail/tasks/pretraining draw; nothing is trained.
+Masks, views, colors and palettes are those that the tasks of vitrail/tasks/pretraining draw; nothing is trained.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ from vitrail.recipes.task_settings import (
 )
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.esvit import match_patches
-from vitrail.tasks.pretraining.mpp import classify_colours, draw_corruption, fill_cells
+from vitrail.tasks.pretraining.mpp import classify_colors, draw_corruption, fill_cells
 from vitrail.tasks.pretraining.parts.palette import assign_points, make_palette
 from vitrail.tasks.pretraining.parts.patches import draw_mask, join_patches, split_into_patches
 from vitrail.tasks.pretraining.parts.self_distillation import make_crops
@@ -56,7 +56,7 @@ Pixels = NDArray[np.float32]  # (rows, columns, 3), from 0 to 1
 class Panel:
     image: Any
     title: str
-    colour: str = "black"  # of the title
+    color: str = "black"  # of the title
     arrow: str = "→"  # before the panel
 
 
@@ -80,10 +80,10 @@ def to_mask(patches: Tensor) -> Tensor:
     return torch.zeros(GRID[0] * GRID[1], dtype=torch.bool).index_fill(0, patches, value=True)
 
 
-def paint_patches(image: Tensor, chosen: Tensor, colour: Sequence[float]) -> Tensor:
-    """The image with the chosen patches, bool (n,), in one colour."""
+def paint_patches(image: Tensor, chosen: Tensor, color: Sequence[float]) -> Tensor:
+    """The image with the chosen patches, bool (n,), in one color."""
     mask = chosen.reshape(GRID).repeat_interleave(PATCH, 0).repeat_interleave(PATCH, 1)
-    return torch.where(mask, torch.tensor(colour)[:, None, None], image)
+    return torch.where(mask, torch.tensor(color)[:, None, None], image)
 
 
 def draw_panels(panels: Sequence[Panel]) -> Figure:
@@ -92,7 +92,7 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
         axes.imshow(panel.image, interpolation="nearest")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
-        axes.set_title(panel.title, fontsize=8.5, color=panel.colour)
+        axes.set_title(panel.title, fontsize=8.5, color=panel.color)
         if panel is not panels[0]:
             axes.text(-0.06, 0.5, panel.arrow, transform=axes.transAxes, ha="center", va="center", fontsize=13)
     return figure
@@ -142,9 +142,9 @@ def draw_mpp(photo: Tensor, keys: NDArray[np.uint64]) -> Figure:
         Panel(to_pixels(paint_patches(moved, corruption.masked[0], (0.55, 0.6, 0.75))), "half corrupted: 80/10/10%"),
     ]
     for cells, title in ((1, "target: 3-bit mean colour"), (4, "or 4×4 of them")):
-        classes = classify_colours(patches, (PATCH, PATCH), cells)
-        colours = join_patches(fill_cells(classes, 3, (PATCH, PATCH), cells), (PATCH, PATCH), GRID)[0]
-        panels.append(Panel(to_pixels(paint_patches(colours, ~corrupted, (1.0, 1.0, 1.0))), title, RED))
+        classes = classify_colors(patches, (PATCH, PATCH), cells)
+        colors = join_patches(fill_cells(classes, 3, (PATCH, PATCH), cells), (PATCH, PATCH), GRID)[0]
+        panels.append(Panel(to_pixels(paint_patches(colors, ~corrupted, (1.0, 1.0, 1.0))), title, RED))
     return draw_panels(panels)
 
 
@@ -187,9 +187,9 @@ def draw_byol() -> Figure:
         axes_row[0].imshow(to_pixels(view))
         axes_row[0].set_title(title, fontsize=8.5)
         for axes, text in zip(axes_row[1:], boxes, strict=True):
-            colour = RED if text in ("prediction", "target") else GREY if text == "no gradient" else BLUE
-            style = {"boxstyle": "round,pad=0.6", "facecolor": "white", "edgecolor": colour}
-            axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=9, color=colour, bbox=style)
+            color = RED if text in ("prediction", "target") else GREY if text == "no gradient" else BLUE
+            style = {"boxstyle": "round,pad=0.6", "facecolor": "white", "edgecolor": color}
+            axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=9, color=color, bbox=style)
             axes.text(-0.02, 0.5, "→", ha="center", va="center", fontsize=13, transform=axes.transAxes)
         for axes in axes_row:
             axes.set(xticks=[], yticks=[])

@@ -49,9 +49,9 @@ def explain(
     The photo stays bright where the model attends and is darkened elsewhere. grad-rollout follows the attention
     through all layers and keeps what contributes to a class; rollout keeps all; attention shows a layer and its
     heads, and heads all heads of a layer with their mean; windows shows the attention between the windows of a layer,
-    if the model has it; pool shows the weights of attention pooling; norms shows token norms, which reveal artefacts in
-    models without registers. pca colours the patches of all images by the principal components of their features, so
-    that similar parts have the same colour; neighbours shows the most similar images of --data. Both work with any
+    if the model has it; pool shows the weights of attention pooling; norms shows token norms, which reveal artifacts in
+    models without registers. pca colors the patches of all images by the principal components of their features, so
+    that similar parts have the same color; neighbours shows the most similar images of --data. Both work with any
     model, even one without attention. An image that cannot be read is reported and skipped; the exit code is then 2.
 
     With --sentence, a text model translates it. The figures show the words that each word reads (cross-attention,

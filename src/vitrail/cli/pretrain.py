@@ -92,7 +92,7 @@ TASK_HELP = {
         option="--mask-ratio 0.5",
     ),
     "mpp": TaskHelp(
-        summary="Predict the colours of corrupted patches (Dosovitskiy 2020).",
+        summary="Predict the colors of corrupted patches (Dosovitskiy 2020).",
         about="The task of the ViT paper, with its three targets. Judge it by its accuracy and by fine-tuning.",
         option="--target pixels",
     ),
@@ -126,7 +126,7 @@ TASK_HELP = {
     ),
     "igpt": TaskHelp(
         summary="Predict each pixel from those before it (Image GPT, Chen 2020).",
-        about="A palette of colours is fitted to the training images and saved with the model. Cost grows with the "
+        about="A palette of colors is fitted to the training images and saved with the model. Cost grows with the "
         "square of the number of pixels: use small images.",
         option="--objective bert",
     ),

@@ -53,7 +53,7 @@ def draw_confusion_matrix(matrix: Any, labels: Sequence[str]) -> "Figure":
         rows, columns = rows[order], columns[order]
         drawn = axes.scatter(columns, rows, s=3, c=shares[rows, columns], cmap=SHARE_MAP, norm=scale, linewidths=0)
         axes.set(xlim=(0, classes), ylim=(classes, 0), aspect="equal")
-    figure.colorbar(drawn, ax=axes, shrink=0.7, label=unit if with_counts else f"{unit} (colours by its square root)")
+    figure.colorbar(drawn, ax=axes, shrink=0.7, label=unit if with_counts else f"{unit} (colors by its square root)")
     style_axes(axes, f"{np.trace(counts):,} of {counts.sum():,} correct")
     axes.set_xlabel("Predicted class")
     axes.set_ylabel("True class")
@@ -68,8 +68,8 @@ def draw_confusion_matrix(matrix: Any, labels: Sequence[str]) -> "Figure":
     if with_counts:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                colour = "white" if shares[row, column] > 0.5 else "black"
-                axes.text(column, row, f"{count}", ha="center", va="center", fontsize=NOTE_POINTS, color=colour)
+                color = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, f"{count}", ha="center", va="center", fontsize=NOTE_POINTS, color=color)
     return figure
 
 

@@ -28,7 +28,7 @@ from vitrail.inspection.attention.capture import capture_attention, capture_toke
 from vitrail.inspection.explain.explain_options import ExplainOptions
 from vitrail.inspection.explain.explainer import Explainer
 from vitrail.inspection.explain.patch_removal import can_drop_tokens, draw_removal_curves, probabilities_without_patches
-from vitrail.inspection.representation.patch_pca import colour_patches, draw_patch_colours, to_rgb_array
+from vitrail.inspection.representation.patch_pca import color_patches, draw_patch_colors, to_rgb_array
 from vitrail.inspection.representation.token_statistics import (
     MIN_CKA_IMAGES,
     compute_token_cosines,
@@ -215,7 +215,7 @@ class ActivationStatistics:
             self.sampled, self.sampling_step = self.sampled[::2], 2 * self.sampling_step
             if self.images % self.sampling_step:
                 return
-        self.sampled.append((features.float().cpu().numpy(), undo_normalisation(image, preprocessing)))
+        self.sampled.append((features.float().cpu().numpy(), undo_normalization(image, preprocessing)))
 
     def patch_size(self, grid: tuple[int, int]) -> tuple[float, float]:
         """Height and width of a patch in pixels."""
@@ -242,7 +242,7 @@ def mean_of_known(values: NDArray[Any]) -> NDArray[Any]:
     return np.divide(np.nansum(values, 0), counts, out=np.full(counts.shape, np.nan, values.dtype), where=counts > 0)
 
 
-def undo_normalisation(image: Tensor, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+def undo_normalization(image: Tensor, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """The pixels of a model's input: (C, H, W) → (H, W, 3)."""
     mean, std = (np.array(each, np.float32) for each in (preprocessing.mean, preprocessing.std))
     values = image.float().cpu().numpy().transpose(1, 2, 0) * std + mean
@@ -287,9 +287,9 @@ def draw_activation_figures(statistics: ActivationStatistics) -> tuple[list[Capt
         notes.append(f"occlusion check: not possible, since {statistics.no_occlusion_reason}")
     features, photos = (np.stack(parts) for parts in zip(*statistics.sampled, strict=True))
     try:
-        colours = colour_patches(features.reshape(len(features), *statistics.grid, -1))
+        colors = color_patches(features.reshape(len(features), *statistics.grid, -1))
     except ConfigError as error:  # too few patches
         notes.append(f"patch features: {error}")
     else:
-        figures.append(draw_patch_colours(photos, colours))
+        figures.append(draw_patch_colors(photos, colors))
     return figures, notes

@@ -306,7 +306,7 @@ def caption_confusion_matrix(result: Evaluation) -> CaptionedFigure:
     return CaptionedFigure(
         name="confusion",
         title="Confusion matrix",
-        caption="Rows are true classes, columns predicted classes. Colours show the share of the true class." + most,
+        caption="Rows are true classes, columns predicted classes. Colors show the share of the true class." + most,
         arrays={"confusion": result.confusion.numpy()},
         draw=lambda: draw_confusion_matrix(result.confusion, result.labels),
     )
@@ -362,24 +362,24 @@ def draw_samples(evaluated: EvaluatedImages, rows: Sequence[tuple[int, list[int]
     axes.set_axis_off()
     step = (FIGURE_WIDTH - LABEL_WIDTH - 0.25) / (2 * SAMPLES)
     starts = (LABEL_WIDTH, LABEL_WIDTH + SAMPLES * step + 0.2)
-    for start, title, colour in zip(starts, ("correct", "wrong"), (RIGHT, WRONG), strict=True):
-        axes.text(start, 0.22, title, fontsize=10, color=colour)
+    for start, title, color in zip(starts, ("correct", "wrong"), (RIGHT, WRONG), strict=True):
+        axes.text(start, 0.22, title, fontsize=10, color=color)
     for row, (index, right, wrong) in enumerate(rows):
         top = 0.35 + row * ROW_HEIGHT
         label = sanitize_label(shorten_label(evaluated.result.labels[index]), 22)
         axes.text(0.08, top + SAMPLE_SIDE / 2, label, fontsize=LABEL_POINTS, va="center", parse_math=False)
-        for start, images, colour in zip(starts, (right, wrong), (RIGHT, WRONG), strict=True):
+        for start, images, color in zip(starts, (right, wrong), (RIGHT, WRONG), strict=True):
             for column, image in enumerate(images):
                 predicted = shorten_label(evaluated.result.labels[evaluated.predictions[image]])
-                note = "" if colour == RIGHT else f"{predicted}"
-                plot_thumbnail(axes, evaluated.found, image, (start + column * step, top), colour, note)
+                note = "" if color == RIGHT else f"{predicted}"
+                plot_thumbnail(axes, evaluated.found, image, (start + column * step, top), color, note)
         if not wrong:
             axes.text(starts[1], top + SAMPLE_SIDE / 2, "none", fontsize=LABEL_POINTS, va="center", color=SOFT)
     return figure
 
 
 def plot_thumbnail(
-    axes: Any, found: LabelledImages, image: int, corner: tuple[float, float], colour: str, note: str
+    axes: Any, found: LabelledImages, image: int, corner: tuple[float, float], color: str, note: str
 ) -> None:
     """Draw a square part of an image with a frame, and a note below it."""
     from matplotlib.patches import Rectangle
@@ -390,7 +390,7 @@ def plot_thumbnail(
     except DataError:  # it was readable before
         return
     axes.imshow(photo, extent=(left, left + SAMPLE_SIDE, top + SAMPLE_SIDE, top), aspect="auto")
-    axes.add_patch(Rectangle(corner, SAMPLE_SIDE, SAMPLE_SIDE, fill=False, edgecolor=colour, linewidth=1.4))
+    axes.add_patch(Rectangle(corner, SAMPLE_SIDE, SAMPLE_SIDE, fill=False, edgecolor=color, linewidth=1.4))
     axes.text(left, top + SAMPLE_SIDE + 0.14, sanitize_label(note, 14), fontsize=7, parse_math=False)
 
 

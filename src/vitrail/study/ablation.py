@@ -178,7 +178,7 @@ class AblationPlanner:
         return replace(self.request, recipe=self.request.recipe.with_settings({**settings, "fields": others}))
 
     def request_from_scratch(self) -> Request:
-        """The checkpoint's architecture and preprocessing with newly initialised weights."""
+        """The checkpoint's architecture and preprocessing with newly initialized weights."""
         config = json_round_trip(asdict(self.plan.model.config))
         del config["classes"]  # from the data
         name = self.request.recipe.model

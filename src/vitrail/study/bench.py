@@ -410,7 +410,7 @@ def format_quartiles(spread: MedianAndQuartiles) -> str:
 def draw_benchmark(lines: Sequence[BenchLine], names: Mapping[str, str]) -> "Figure":
     """Draw one row per engine, grouped by case: images/s on the left, ratios on the right."""
     engines = list(dict.fromkeys(line.way for line in lines))
-    colours = {engine: PALETTE[n % len(PALETTE)] for n, engine in enumerate(engines)}
+    colors = {engine: PALETTE[n % len(PALETTE)] for n, engine in enumerate(engines)}
     positions, cases, y = list[float](), dict[Any, float](), 0.0
     for line in lines:
         if line.case not in cases:
@@ -422,8 +422,8 @@ def draw_benchmark(lines: Sequence[BenchLine], names: Mapping[str, str]) -> "Fig
     left, right = figure.subplots(1, 2, sharey=True)
     for position, line in zip(positions, lines, strict=True):
         for axes, each in ((left, line.images_per_second), (right, line.ratio)):
-            axes.plot((each.low, each.high), (position, position), color=colours[line.way], linewidth=2.2, alpha=0.55)
-            axes.plot(each.median, position, "o", color=colours[line.way], markersize=6)
+            axes.plot((each.low, each.high), (position, position), color=colors[line.way], linewidth=2.2, alpha=0.55)
+            axes.plot(each.median, position, "o", color=colors[line.way], markersize=6)
     for case, top in cases.items():
         model, size, batch, threads = case
         label = sanitize_label(names[model], MAX_MODEL_NAME_LENGTH)

@@ -216,7 +216,7 @@ def randomise_zero_head(module: Any) -> Any:
 
 
 def make_predict_step(engine: BenchEngine, pixels: PixelBatch) -> PredictStep:
-    """Open an engine for a batch. Peers get normalised tensors, so their preprocessing is not timed."""
+    """Open an engine for a batch. Peers get normalized tensors, so their preprocessing is not timed."""
     return make_peer_step(engine, pixels) if engine.name in PEERS else make_engine_step(engine, pixels)
 
 

@@ -462,14 +462,14 @@ def draw_comparison(result: Comparison) -> "Figure":
     if voters <= MAX_VOTERS_WITH_NUMBERS:
         for row, values in enumerate(percents):
             for column, value in enumerate(values):
-                colour = "white" if value > 0.6 * highest else "black"
-                left.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=NOTE_POINTS, color=colour)
+                color = "white" if value > 0.6 * highest else "black"
+                left.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=NOTE_POINTS, color=color)
 
     for axes in others:
         for number, each in enumerate(result.similarities):
-            colour = PALETTE[number % len(PALETTE)]
-            axes.plot(each.layers, color=colour, marker="o", markersize=4, linewidth=1.6)
-            axes.plot(len(each.layers) - 0.5, each.end, color=colour, marker="D", markersize=6, linestyle="")
+            color = PALETTE[number % len(PALETTE)]
+            axes.plot(each.layers, color=color, marker="o", markersize=4, linewidth=1.6)
+            axes.plot(len(each.layers) - 0.5, each.end, color=color, marker="D", markersize=6, linestyle="")
         style_axes(axes, "cosine similarity of class and distillation tokens\n(◆ after the final norm)")
         axes.set(xlabel="after the embedding (0) and each block", ylim=(min(0, *axes.get_ylim()), 1.02))
         axes.xaxis.get_major_locator().set_params(integer=True)

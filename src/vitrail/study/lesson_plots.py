@@ -67,8 +67,8 @@ def draw_activations() -> CaptionedFigure:
             ("silu", "SiLU (in SwiGLU)", PALETTE[2], "-."),
             ("relu", "ReLU", GREY, ":"),
         )
-        for name, label, colour, style in styles:
-            upper.plot(x, curves[name], color=colour, linestyle=style, label=label, linewidth=1.8)
+        for name, label, color, style in styles:
+            upper.plot(x, curves[name], color=color, linestyle=style, label=label, linewidth=1.8)
         upper.set(ylabel="activation", ylim=(-0.6, 3.2))
         upper.legend(frameon=False, loc="upper left")
         lower.axhline(0, color=GREY, linewidth=0.8)

@@ -243,16 +243,16 @@ def plot_lollipop(
     place: int,
     start: float,
     end: float,
-    colour: str,
+    color: str,
     label: str,
     *,
     marker: str = "D",
     others: Sequence[float] = (),
 ) -> None:
     """Draw a value with a line from `start`, dots for `others` if there are several, and its label to the right."""
-    axes.plot([start, end], [place, place], color=colour, linewidth=2, alpha=0.4)
+    axes.plot([start, end], [place, place], color=color, linewidth=2, alpha=0.4)
     if len(others) > 1:
         axes.plot(others, [place] * len(others), ".", color=GREY, markersize=6)
-    axes.plot(end, place, color=colour, marker=marker, markersize=7)
+    axes.plot(end, place, color=color, marker=marker, markersize=7)
     after = max((start, end, *others))
     axes.annotate(label, (after, place), (7, 0), textcoords="offset points", va="center", fontsize=LABEL_POINTS)

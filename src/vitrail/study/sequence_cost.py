@@ -472,13 +472,13 @@ def draw_cost(results: CostResults) -> "Figure":
     figure = new_figure(12 if with_memory else 6.5, 5.2)
     panels = figure.subplots(1, 2 if with_memory else 1, squeeze=False)[0]
     for number, mixer in enumerate(results.mixers):
-        colour, cells = PALETTE[number % len(PALETTE)], results.select_cells(mixer.name)
+        color, cells = PALETTE[number % len(PALETTE)], results.select_cells(mixer.name)
         time, memory = results.fit_time_exponent(mixer.name), results.fit_memory_exponent(mixer.name)
         times = {cell.tokens: 1000 * cell.seconds.median for cell in cells}
-        plot_cost_line(panels[0], times, mixer.time, colour, format_legend(mixer, mixer.time, time and time.median))
+        plot_cost_line(panels[0], times, mixer.time, color, format_legend(mixer, mixer.time, time and time.median))
         if with_memory:
             sizes = {cell.tokens: cell.memory / 1e6 for cell in cells if cell.memory is not None}
-            plot_cost_line(panels[1], sizes, mixer.memory, colour, format_legend(mixer, mixer.memory, memory))
+            plot_cost_line(panels[1], sizes, mixer.memory, color, format_legend(mixer, mixer.memory, memory))
     style_axes(panels[0], f"CPU time of a layer (width {results.width}, one thread)")
     if with_memory:
         style_axes(panels[1], "memory: inputs and peak allocation")
@@ -495,11 +495,11 @@ def format_legend(mixer: TokenMixer, theory: float, fitted: float | None) -> str
     return mixer.name if fitted is None else f"{mixer.name}: $n^{{{fitted:.2f}}}$ ({theory:g})"
 
 
-def plot_cost_line(axes: "Axes", points: Mapping[int, float], theory: float, colour: str, label: str) -> None:
+def plot_cost_line(axes: "Axes", points: Mapping[int, float], theory: float, color: str, label: str) -> None:
     """Plot measurements and, dashed over the fitted range, a line of the theoretical slope through the last point."""
     if not points:
         return
     last = max(points)
-    axes.plot(list(points), list(points.values()), color=colour, marker="o", markersize=4, linewidth=1.6, label=label)
+    axes.plot(list(points), list(points.values()), color=color, marker="o", markersize=4, linewidth=1.6, label=label)
     fitted = [n for n in points if n >= FIT_FROM_TOKENS]
-    axes.plot(fitted, [points[last] * (n / last) ** theory for n in fitted], color=colour, linestyle="--", alpha=0.7)
+    axes.plot(fitted, [points[last] * (n / last) ** theory for n in fitted], color=color, linestyle="--", alpha=0.7)

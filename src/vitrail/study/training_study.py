@@ -483,8 +483,8 @@ def draw_ablation(results: AblationResults) -> "Figure | None":
     ends = [0.0]
     for place, line in enumerate(rest):
         gain, std = results.gain(line) or 0.0, results.scale * (line.std or 0.0)
-        colour, side = (RED, -1) if gain < 0 else (BLUE, 1)
-        axes.barh(place, gain, color=colour, alpha=0.85, xerr=std or None, ecolor=GREY)
+        color, side = (RED, -1) if gain < 0 else (BLUE, 1)
+        axes.barh(place, gain, color=color, alpha=0.85, xerr=std or None, ecolor=GREY)
         ends.append(gain + side * std)
         label = f"{gain:+.{results.digits}f}".replace("-", "−") if line.values else format_failure(line)
         style: dict[str, Any] = {"va": "center", "ha": "left" if side > 0 else "right", "fontsize": LABEL_POINTS}

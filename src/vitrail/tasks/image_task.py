@@ -183,7 +183,7 @@ def create_starting_model(request: Request, data: DatasetSplits, classes: tuple[
     check_reads_images(family.build)
     images = data.train.images if isinstance(data.train, ArrayDataset) else None
     channels = preset.channels if images is None else images.shape[3]
-    channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe for colours makes grey images RGB
+    channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe for colors makes grey images RGB
     config = family.configure(preset, **{"channels": channels, "classes": len(classes), **recipe.fields})
     if config.classes != len(classes):
         reason = f"as many as {data.name} has" if classes else f"since the task {request.task_name} has no classes"

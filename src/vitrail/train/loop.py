@@ -56,7 +56,7 @@ class FitResult:
 def run_training(
     plan: Plan, run: RunFolder | None = None, callback: Callback | None = None, *, start: float | None = None
 ) -> FitResult:
-    """Train a task that is initialised to the end, from the newest checkpoint of the run if it has one.
+    """Train a task that is initialized to the end, from the newest checkpoint of the run if it has one.
 
     A budget of minutes counts from `start`, a value of `monotonic()`.
     """

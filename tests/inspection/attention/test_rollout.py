@@ -20,7 +20,7 @@ from vitrail.inspection.attention.rollout import (
     fuse_heads,
     gradient_rollout,
     multiply_row,
-    normalise_rows,
+    normalize_rows,
     patch_map_from_row,
     token_gradient_rollout,
     token_rollout,
@@ -181,7 +181,7 @@ def test_fused_heads_and_rows_of_zeros() -> None:
     apart = np.array([[[1.0, 0], [0.5, 0.5]], [[0, 1.0], [0.5, 0.5]]])
     assert fuse_heads(apart, "min").tolist() == [[0, 0], [0.5, 0.5]]
     assert fuse_heads(apart, "max").tolist() == [[1, 1], [0.5, 0.5]]
-    assert normalise_rows(fuse_heads(apart, "min")).tolist() == [[0, 0], [0.5, 0.5]]
+    assert normalize_rows(fuse_heads(apart, "min")).tolist() == [[0, 0], [0.5, 0.5]]
     found = attention_rollout([apart], "min")
     assert found.tolist() == [[0.5, 0], [0.25, 0.75]]
 

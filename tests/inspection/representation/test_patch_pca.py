@@ -11,8 +11,8 @@ import vitrail
 from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.inspection.representation.patch_pca import (
     MAX_FITTED_PATCHES,
-    colour_patches,
-    components_to_colours,
+    color_patches,
+    components_to_colors,
     compute_patch_features,
     draw_patch_pca,
     find_foreground,
@@ -47,7 +47,7 @@ def test_sign_does_not_depend_on_the_sign_of_the_features() -> None:
 
 def test_colours_are_scaled_over_all_images() -> None:
     values = np.stack([np.arange(101.0), np.full(101, 7.0), -np.arange(101.0)], axis=1)
-    colours = components_to_colours(values)
+    colours = components_to_colors(values)
     assert colours[[0, 50, 100]].tolist() == [[0, 128, 255], [128, 128, 128], [255, 128, 0]]
 
 
@@ -59,11 +59,11 @@ def test_foreground_is_what_is_not_at_the_borders() -> None:
     np.testing.assert_array_equal(find_foreground(-first), expected)
     features = np.random.default_rng(0).normal(size=(2, 6, 6, 8)) * 0.1
     features[expected] += 10
-    found = colour_patches(features, foreground=True)
+    found = color_patches(features, foreground=True)
     assert found.foreground is not None
     np.testing.assert_array_equal(found.foreground, expected)
-    assert not found.colours[~expected].any()
-    assert len(np.unique(found.colours[expected], axis=0)) > 10
+    assert not found.colors[~expected].any()
+    assert len(np.unique(found.colors[expected], axis=0)) > 10
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_bad_input() -> None:
     with pytest.raises(ConfigError, match="Conv2d has no config"):
         draw_patch_pca(torch.nn.Conv2d(3, 1, 3), [random_array(32, 32, 3)], preprocessing=HOW)
     with pytest.raises(VitrailError, match="NaN"):
-        colour_patches(np.full((1, 3, 3, 4), np.nan))
+        color_patches(np.full((1, 3, 3, 4), np.nan))
 
 
 def test_explainer_draws_the_same_figure_and_says_where_its_methods_are() -> None:

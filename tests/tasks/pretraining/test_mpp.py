@@ -17,7 +17,7 @@ from vitrail.distributed import Ranks
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import MppSettings
 from vitrail.tasks.image_task import open_image_source
-from vitrail.tasks.pretraining.mpp import Mpp, classify_colours, draw_corruption
+from vitrail.tasks.pretraining.mpp import Mpp, classify_colors, draw_corruption
 from vitrail.tasks.pretraining.parts.patches import split_into_patches
 
 CLOCK = Clock(step=0, steps=1, steps_per_epoch=1)
@@ -39,7 +39,7 @@ def set_up(task: Mpp) -> Any:
 def classify_colour(*colour: int, patch: int = 4) -> list[int]:
     """The classes of an image of one colour, of one patch."""
     image = torch.tensor(colour, dtype=torch.uint8)[None, :, None, None].expand(-1, -1, patch, patch) / 255
-    return classify_colours(split_into_patches(image, (patch, patch)), (patch, patch), 1).flatten().tolist()
+    return classify_colors(split_into_patches(image, (patch, patch)), (patch, patch), 1).flatten().tolist()
 
 
 def test_half_of_the_patches_are_corrupted_in_these_shares() -> None:
@@ -93,16 +93,16 @@ def test_classes_of_constant_colours() -> None:
 def test_a_mean_on_an_edge_is_in_the_upper_bin() -> None:
     values = torch.tensor([255] + [0] * 7, dtype=torch.uint8).repeat(2).reshape(1, 1, 4, 4)  # mean 1/8
     for pixels, expected in ((values, 1), (values.clamp(max=254), 0)):
-        assert classify_colours(split_into_patches(pixels / 255, (4, 4)), (4, 4), 1).item() == expected
+        assert classify_colors(split_into_patches(pixels / 255, (4, 4)), (4, 4), 1).item() == expected
 
 
 def test_small_patches_are_classified_row_by_row() -> None:
     image = 0.2 + torch.arange(16, dtype=torch.float32).reshape(1, 1, 4, 4).repeat_interleave(2, 2).repeat_interleave(
         2, 3
     )
-    classes = classify_colours(split_into_patches(image / 16, (8, 8)), (8, 8), 4)
+    classes = classify_colors(split_into_patches(image / 16, (8, 8)), (8, 8), 4)
     assert classes.flatten().tolist() == [each // 2 for each in range(16)]
-    assert classify_colours(torch.zeros(1, 1, 14 * 14), (14, 14), 4).shape == (1, 1, 16), "14 is not a multiple of 4"
+    assert classify_colors(torch.zeros(1, 1, 14 * 14), (14, 14), 4).shape == (1, 1, 16), "14 is not a multiple of 4"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_zero_head_starts_at_the_loss_of_equal_probabilities(target: Any, fiel
         assert 0.2 < loss.item() < 0.45, "the mean square of uniform numbers is 1/3"
         return
     assert loss.item() == pytest.approx(math.log(8**channels), abs=1e-5)
-    classes = classify_colours(split_into_patches(images / 255, task.patch), task.patch, task.cells or 0)
+    classes = classify_colors(split_into_patches(images / 255, task.patch), task.patch, task.cells or 0)
     corrupted = draw_corruption(KEYS[:6], 4, task.settings).corrupted
     zeros = (classes.gather(1, corrupted[..., None].expand(-1, -1, classes.shape[-1])) == 0).float().mean()
     assert metrics["accuracy"].item() == pytest.approx(zeros.item()), "equal logits predict class 0"
@@ -152,7 +152,7 @@ def test_commonest_colour_is_that_of_the_training_images() -> None:
     task = make_task()
     source = set_up(task)
     pixels = torch.cat([task.scale_pixels(each) for each in source.load_evenly_spaced_images(99)])
-    counts = classify_colours(split_into_patches(pixels, (4, 4)), (4, 4), 1).flatten().bincount()
+    counts = classify_colors(split_into_patches(pixels, (4, 4)), (4, 4), 1).flatten().bincount()
     assert task.commonest == int(counts.argmax())
     batch = next(iter(source.load_validation_batches(batch=24)))
     _, metrics = task(batch, CLOCK)
@@ -193,7 +193,7 @@ def test_figure_shows_the_prediction_in_corrupted_patches_only(target: Any) -> N
     [
         ({"corrupt_ratio": 0.1}, {}, r"`corrupt_ratio` is 0.1, which corrupts none of 4 patches; .* 0.25"),
         ({"target": "small_patch"}, {"patch_size": 2}, "`target` is small_patch for patches of 2×2 pixels"),
-        ({}, {"channels": 5}, r"`target` is mean_colour for images of 5 channels, 8\^5 colours"),
+        ({}, {"channels": 5}, r"`target` is mean_colour for images of 5 channels, 8\^5 colors"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: Any, fields: Any, message: str) -> None:

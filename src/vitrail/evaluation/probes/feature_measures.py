@@ -295,7 +295,7 @@ def measure_accuracy(data: StandardisedRows, chosen: Tensor, solution: Tensor) -
 
 
 def feature_spread(features: Tensor, ranks: Ranks | None = None) -> Tensor:
-    """√D times the mean standard deviation of L2-normalised features (B, D): 1 if isotropic, 0 if collapsed.
+    """√D times the mean standard deviation of L2-normalized features (B, D): 1 if isotropic, 0 if collapsed.
 
     It is that of the features of all processes, which have equally many.
     """

@@ -29,7 +29,7 @@ SourceKind = Literal["model", "pixels", "untrained"]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSource:
-    """Normalised images (B, C, H, W) → features (B, D)."""
+    """Normalized images (B, C, H, W) → features (B, D)."""
 
     name: str
     kind: SourceKind
@@ -73,7 +73,7 @@ def make_untrained_source(loaded: Opened, name: str, layer: str | int = "last") 
 
 
 def make_pixel_source(preprocessing: Preprocessing, name: str) -> FeatureSource:
-    """The normalised pixels of the model's input, averaged to at most MAX_PIXEL_SIDE rows and columns."""
+    """The normalized pixels of the model's input, averaged to at most MAX_PIXEL_SIDE rows and columns."""
     return FeatureSource(
         name=name,
         kind="pixels",

@@ -247,7 +247,7 @@ def shorten(row: ProbeRow) -> str:
 
 
 def draw_probe_table(table: ProbeTable) -> CaptionedFigure:
-    """Bars of all probes: models in colours, baselines in grey."""
+    """Bars of all probes: models in colors, baselines in grey."""
     names = [*table.rows[0].accuracies]
     values = np.array([[100 * row.accuracies[name] for name in names] for row in table.rows])
     best = ", ".join(f"{row.name} {max(row.accuracies.values(), default=0):.1%}" for row in table.rows)

@@ -30,7 +30,7 @@ def attention_distance(maps: NDArray[Any], grid: tuple[int, int], patch: tuple[f
     """Mean distance between query and key patches, weighted by attention, in pixels: (…, H, N, N) → (…, H).
 
     Prefix tokens, the first E, have no position: their rows and columns are dropped and the remaining rows are
-    normalised. Rows without any attention on patches are excluded from the mean; a head with only such rows is NaN.
+    normalized. Rows without any attention on patches are excluded from the mean; a head with only such rows is NaN.
     """
     prefix = count_prefix_tokens(maps, grid)
     patches = maps[..., prefix:, prefix:]

@@ -30,13 +30,13 @@ def attention_rollout(
 ) -> Array:
     """Π (½I + ½A) from the last layer to the first: (L, …, H, N, N) → (…, N, N).
 
-    Each row holds the contributions of all tokens to one. A is a layer's attention with fused heads and normalised
+    Each row holds the contributions of all tokens to one. A is a layer's attention with fused heads and normalized
     rows; `residual` is the weight of I. `discard` is the share of the smallest entries of each row, set to 0 as noise.
     """
     check_rollout_arguments(maps, residual, discard)
     result: Any = np.eye(maps[0].shape[-1], dtype=maps[0].dtype)
     for layer in maps:
-        result = residual * result + (1 - residual) * (fuse_and_normalise_layer(layer, fuse, discard) @ result)
+        result = residual * result + (1 - residual) * (fuse_and_normalize_layer(layer, fuse, discard) @ result)
     return result
 
 
@@ -54,7 +54,7 @@ def token_rollout(
     """
     check_rollout_arguments(maps, residual, discard)
     for number, layer in reversed(list(enumerate(maps))):
-        token = residual * token + (1 - residual) * multiply_row(token, fuse_and_normalise_layer(layer, fuse, discard))
+        token = residual * token + (1 - residual) * multiply_row(token, fuse_and_normalize_layer(layer, fuse, discard))
         token = unmerge_row(token, number, merger)
     return token
 
@@ -94,7 +94,7 @@ def unmerge_row(token: Array, layer: int, merger: Merger | None) -> Array:
 def patch_map_from_row(row: Array, grid: tuple[int, int]) -> Array:
     """The patches of a row, which come last, as a map that sums to 1: (…, N) → (…, h, w)."""
     patches = row[..., -grid[0] * grid[1] :]
-    return normalise_rows(patches).reshape(*patches.shape[:-1], *grid)
+    return normalize_rows(patches).reshape(*patches.shape[:-1], *grid)
 
 
 def multiply_row(token: Array, attended: Array) -> Array:
@@ -102,9 +102,9 @@ def multiply_row(token: Array, attended: Array) -> Array:
     return (token[..., None, :] @ attended)[..., 0, :]
 
 
-def fuse_and_normalise_layer(layer: Array, fuse: HeadFusion, discard: float) -> Array:
+def fuse_and_normalize_layer(layer: Array, fuse: HeadFusion, discard: float) -> Array:
     """Attention of a layer with fused heads and rows that sum to 1: (…, H, Nq, N) → (…, N, N)."""
-    return normalise_rows(discard_smallest(fill_missing_queries(fuse_heads(layer, fuse)), discard))
+    return normalize_rows(discard_smallest(fill_missing_queries(fuse_heads(layer, fuse)), discard))
 
 
 def gradient_relevance(layer: Array, gradient: Array) -> Array:
@@ -150,7 +150,7 @@ def discard_smallest(attended: Array, share: float) -> Array:
     return kept
 
 
-def normalise_rows(attended: Array) -> Array:
+def normalize_rows(attended: Array) -> Array:
     """Divide rows by their sums; rows of zeros stay 0."""
     total = attended.sum(-1, keepdims=True)
     return attended / np.where(total > 0, total, 1)

@@ -29,7 +29,7 @@ from vitrail.inspection.attention.rollout import (
     fill_missing_queries,
     fuse_heads,
     multiply_row,
-    normalise_rows,
+    normalize_rows,
     patch_map_from_row,
     token_gradient_rollout,
     token_rollout,
@@ -221,7 +221,7 @@ class Explainer:
         first, count = self.model.prefix, self.model.memory_tokens
         if not count:
             return None
-        return np.array([[normalise_rows(each[0])[first : first + count].sum() for each in row] for row in rows])
+        return np.array([[normalize_rows(each[0])[first : first + count].sum() for each in row] for row in rows])
 
     def compute_token_rows(
         self, pixels: Tensor, options: ExplainOptions

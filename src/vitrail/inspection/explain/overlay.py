@@ -117,8 +117,8 @@ def plot_scale(
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    colours = blend(np.full((256, 3), (0.75, 0.7, 0.65)), np.linspace(0, 1, 256))  # of a photo of one colour
-    scale = ScalarMappable(Normalize(*limits), ListedColormap(colours))
+    colors = blend(np.full((256, 3), (0.75, 0.7, 0.65)), np.linspace(0, 1, 256))  # of a photo of one color
+    scale = ScalarMappable(Normalize(*limits), ListedColormap(colors))
     extend = "max" if open_end else "neither"
     bar = figure.colorbar(scale, ax=[*grid], shrink=shrink, aspect=30, anchor=(0, 0.5), extend=extend)
     bar.set_label(f"{unit}\noutlined: the strongest {OUTLINED_SHARE:.0%}", fontsize=NOTE_POINTS)

@@ -43,7 +43,7 @@ def select_patches_to_remove(attended: NDArray[Any], share: float, most: bool) -
 
 
 def grey_out_patches(pixels: NDArray[Any], gone: NDArray[np.bool_]) -> NDArray[Any]:
-    """Set patches (h, w) of a normalised image (C, H, W) to 0, the mean colour; they are about equally large."""
+    """Set patches (h, w) of a normalized image (C, H, W) to 0, the mean color; they are about equally large."""
     (height, width), (rows, columns) = pixels.shape[-2:], gone.shape
     if pixels.ndim != 3 or height < rows or width < columns:
         shape = "×".join(map(str, pixels.shape))
@@ -114,11 +114,11 @@ def draw_removal_curves(
     def draw() -> "Figure":
         figure = new_figure(FIGURE_WIDTH, 4)
         axes = figure.subplots()
-        for name, label, colour, style in styles:
+        for name, label, color, style in styles:
             mean = curves[name].mean(0)
-            axes.plot(100 * shares, mean, style, color=colour, label=label, markersize=5, linewidth=1.6)
+            axes.plot(100 * shares, mean, style, color=color, label=label, markersize=5, linewidth=1.6)
             error = curves[name].std(0, ddof=1) / np.sqrt(images) if images > 1 else 0 * mean
-            axes.fill_between(100 * shares, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(100 * shares, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
         axes.set(xlabel="patches removed (%)", ylabel="mean class probability", ylim=(0, None))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.legend(title="order of removal", alignment="left", frameon=False)

@@ -463,14 +463,14 @@ def draw_neighbours(queries: Sequence[ImageItem], found: Sequence[Sequence[Neigh
         plot_image(axes, query, (start, top), side, "black", note)
         for column, each in enumerate(neighbours, 1):
             known = query.label is not None and each.image.label is not None
-            colour = GREY if not known else GREEN if query.label == each.image.label else RED
+            color = GREY if not known else GREEN if query.label == each.image.label else RED
             note = f"{each.similarity:.2f} {each.image.label or ''}".rstrip()
-            plot_image(axes, each.image, (start + column * (side + gap) + 0.2, top), side, colour, note)
+            plot_image(axes, each.image, (start + column * (side + gap) + 0.2, top), side, color, note)
     axes.set(xlim=(0, FIGURE_WIDTH), ylim=(height, 0))
     return figure
 
 
-def plot_image(axes: Any, item: ImageItem, corner: tuple[float, float], side: float, colour: str, note: str) -> None:
+def plot_image(axes: Any, item: ImageItem, corner: tuple[float, float], side: float, color: str, note: str) -> None:
     """A square part of an image in a frame, with a note below it; an empty frame if it cannot be read any more."""
     from matplotlib.patches import Rectangle
 
@@ -480,6 +480,6 @@ def plot_image(axes: Any, item: ImageItem, corner: tuple[float, float], side: fl
         axes.imshow(photo, extent=(left, left + side, top + side, top), aspect="auto")
     except DataError:
         axes.text(left + side / 2, top + side / 2, "not found", fontsize=7, ha="center", color=GREY)
-    axes.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=colour, linewidth=2.0))
+    axes.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=color, linewidth=2.0))
     if side >= MIN_LABELLED_SIDE:
         axes.text(left, top + side + 0.17, sanitize_label(note, int(14 * side)), fontsize=NOTE_POINTS, parse_math=False)

@@ -1,4 +1,4 @@
-"""Principal components of patch features as colours: parts that the model represents alike have the same colour.
+"""Principal components of patch features as colors: parts that the model represents alike have the same color.
 
 B images, n = h·w patches per image, D width. The components are those of all images together (Amir 2021; Oquab 2023).
 """
@@ -33,7 +33,7 @@ COMPONENTS = 3  # red, green and blue
 MAX_FITTED_PATCHES = 4096  # evenly spaced; more change the components little
 MAX_IMAGES = 64  # in one figure
 COLOUR_QUANTILES = (0.01, 0.99)  # of all patches: darkest and brightest, so that single patches do not set the scale
-MAX_PAIRS_PER_ROW = 4  # an image and its colours
+MAX_PAIRS_PER_ROW = 4  # an image and its colors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # comparing arrays is ambiguous
@@ -70,7 +70,7 @@ def fit_components(features: NDArray[Any], count: int = COMPONENTS) -> Principal
     )
 
 
-def components_to_colours(values: NDArray[Any]) -> NDArray[np.uint8]:
+def components_to_colors(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Scale each component to 0…255 between its quantiles over all patches: (n, 3)."""
     low, high = np.quantile(values, COLOUR_QUANTILES, axis=0)
     span = np.where(high - low > 1e-12, high - low, 1)
@@ -99,19 +99,19 @@ def find_foreground(first: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PatchColours:
+class PatchColors:
     """Colours of the patches of several images, by shared components."""
 
-    colours: NDArray[np.uint8]  # (B, h, w, 3)
+    colors: NDArray[np.uint8]  # (B, h, w, 3)
     components: NDArray[np.float64]  # (B, h, w, 3)
     variance_shares: NDArray[np.float64]  # (3,)
     foreground: NDArray[np.bool_] | None = None  # (B, h, w); the background is black
 
 
-def colour_patches(features: NDArray[Any], *, foreground: bool = False) -> PatchColours:
+def color_patches(features: NDArray[Any], *, foreground: bool = False) -> PatchColors:
     """Colours by the first three components of all patches: (B, h, w, D).
 
-    With `foreground`, the first component separates foreground and background, and the colours are the components of
+    With `foreground`, the first component separates foreground and background, and the colors are the components of
     the foreground alone.
     """
     grid, flat = features.shape[:3], features.reshape(-1, features.shape[-1])
@@ -126,11 +126,11 @@ def colour_patches(features: NDArray[Any], *, foreground: bool = False) -> Patch
             )
         fitted = fit_components(flat[mask.ravel()])
     values = fitted.project(flat)
-    colours = np.zeros((len(flat), COMPONENTS), np.uint8)
+    colors = np.zeros((len(flat), COMPONENTS), np.uint8)
     chosen = slice(None) if mask is None else mask.ravel()
-    colours[chosen] = components_to_colours(values[chosen])
-    return PatchColours(
-        colours=colours.reshape(*grid, COMPONENTS),
+    colors[chosen] = components_to_colors(values[chosen])
+    return PatchColors(
+        colors=colors.reshape(*grid, COMPONENTS),
         components=values.reshape(*grid, COMPONENTS),
         variance_shares=fitted.variance_shares,
         foreground=mask,
@@ -183,7 +183,7 @@ def draw_patch_pca(
     parts = [compute_patch_features(declared, loaded.make_batch(each)).cpu().numpy() for each in batches]
     photos = np.stack([to_rgb_array(decode_for_model(each, loaded.preprocessing)) for each in given])
     shown = names or [str(each) if isinstance(each, str | Path) else "" for each in given]
-    return draw_patch_colours(photos, colour_patches(np.concatenate(parts), foreground=foreground), shown)
+    return draw_patch_colors(photos, color_patches(np.concatenate(parts), foreground=foreground), shown)
 
 
 def to_rgb_array(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -191,13 +191,13 @@ def to_rgb_array(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.broadcast_to(image, (*image.shape[:2], 3)) if image.shape[-1] == 1 else image
 
 
-def draw_patch_colours(
-    photos: NDArray[np.uint8], found: PatchColours, names: Sequence[str] = (), name: str = "patch_pca"
+def draw_patch_colors(
+    photos: NDArray[np.uint8], found: PatchColors, names: Sequence[str] = (), name: str = "patch_pca"
 ) -> CaptionedFigure:
-    """A figure of images (B, rows, columns, 3), each next to the colours of its patches."""
-    count, h, w = found.colours.shape[:3]
+    """A figure of images (B, rows, columns, 3), each next to the colors of its patches."""
+    count, h, w = found.colors.shape[:3]
     shares = ", ".join(f"{share:.0%}" for share in found.variance_shares)
-    shared = "" if count == 1 else f" of {count} images together: equal colours mean similar features"
+    shared = "" if count == 1 else f" of {count} images together: equal colors mean similar features"
     background = "" if found.foreground is None else " The background, by the first component, is black."
     return CaptionedFigure(
         name=name,
@@ -205,18 +205,18 @@ def draw_patch_colours(
         caption=f"The first three principal components of the features of {h}×{w} patches{shared}. Red, green and blue "
         f"explain {shares} of the variance; each is scaled between its 1% and 99% quantiles.{background}",
         arrays={
-            "colours": found.colours,
+            "colours": found.colors,
             "components": found.components.astype(np.float32),
             "variance_shares": found.variance_shares,
             "photos": photos,
             **({} if found.foreground is None else {"foreground": found.foreground}),
         },
-        draw=lambda: draw_pairs(photos, found.colours, names),
+        draw=lambda: draw_pairs(photos, found.colors, names),
     )
 
 
-def draw_pairs(photos: NDArray[np.uint8], colours: NDArray[np.uint8], names: Sequence[str]) -> "Figure":
-    """Each image next to its colours, in rows of equal panels; all in one axes, in inches."""
+def draw_pairs(photos: NDArray[np.uint8], colors: NDArray[np.uint8], names: Sequence[str]) -> "Figure":
+    """Each image next to its colors, in rows of equal panels; all in one axes, in inches."""
     from matplotlib.patches import Rectangle
 
     pairs = min(len(photos) if len(photos) < 4 else ceil(len(photos) / 2), MAX_PAIRS_PER_ROW)
@@ -230,12 +230,12 @@ def draw_pairs(photos: NDArray[np.uint8], colours: NDArray[np.uint8], names: Seq
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     start = (FIGURE_WIDTH - pairs * (2 * side + inner) - (pairs - 1) * outer) / 2
-    for number, (photo, colour) in enumerate(zip(photos, colours, strict=True)):
+    for number, (photo, color) in enumerate(zip(photos, colors, strict=True)):
         row, column = divmod(number, pairs)
         left, top = start + column * (2 * side + inner + outer), 0.1 + row * (height + label + 0.14) + label
         text = Path(names[number].removeprefix(EXAMPLE_PREFIX)).name if number < len(names) else ""
         axes.text(left, top - 0.07, sanitize_label(text, int(24 * side)), fontsize=LABEL_POINTS, parse_math=False)
-        for panel, image in enumerate((photo, colour)):
+        for panel, image in enumerate((photo, color)):
             x = left + panel * (side + inner)
             axes.imshow(image, extent=(x, x + side, top + height, top), interpolation="nearest", aspect="auto")
             axes.add_patch(Rectangle((x, top), side, height, fill=False, edgecolor=GREY, linewidth=0.6))

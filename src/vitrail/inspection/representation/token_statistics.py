@@ -69,8 +69,8 @@ def draw_token_norms(norms: NDArray[Any], names: Sequence[str], grid: tuple[int,
         left.fill_between(depth, lower, upper, color=BLUE, alpha=0.4, linewidth=0, label="50% of patches")
         left.plot(depth, middle, color=BLUE, marker="o", markersize=3.5, label="median")
         for number, (line, name) in enumerate(zip(prefix_norms.T, names, strict=True)):
-            colour = PALETTE[1 + number % (len(PALETTE) - 1)]
-            left.plot(depth, line, color=colour, marker="s", markersize=3.5, label=f"{name} token")
+            color = PALETTE[1 + number % (len(PALETTE) - 1)]
+            left.plot(depth, line, color=color, marker="s", markersize=3.5, label=f"{name} token")
         style_axes(left, f"length of the tokens, {format_count(images, 'image')}")
         left.set(xlabel=STATES_LABEL, ylabel="token norm")
         plotted = np.concatenate([levels.ravel(), prefix_norms.ravel()])

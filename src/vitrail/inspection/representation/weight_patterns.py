@@ -80,9 +80,9 @@ def draw_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFig
         figure.supxlabel("principal component: share of the filters' variance", fontsize=LABEL_POINTS)
         return figure
 
-    colours = {1: "in greyscale", 3: "in RGB"}.get(channels, f"as the mean of {channels} channels")
+    colors = {1: "in greyscale", 3: "in RGB"}.get(channels, f"as the mean of {channels} channels")
     caption = (
-        f"The first {count} principal components of the filters of the first layer ({p}×{q} pixels), {colours}. They"
+        f"The first {count} principal components of the filters of the first layer ({p}×{q} pixels), {colors}. They"
         f" explain {shares.sum():.1%} of the filters' variance, the first alone {shares[0]:.1%}. Each component is"
         " scaled separately, with 0 at mid-grey; the sign is arbitrary."
     )

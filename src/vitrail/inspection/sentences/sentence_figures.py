@@ -35,7 +35,7 @@ class WordMap(NamedTuple):
     values: NDArray[Any]  # (rows, columns)
     rows: Sequence[str]
     columns: Sequence[str]
-    colours: str = SHARE_MAP
+    colors: str = SHARE_MAP
     unit: str = "attention"
     outlined: Sequence[int] = ()  # a column of each row
 
@@ -67,7 +67,7 @@ def draw_cross_attention(
             values=np.pad(occlusion.losses, ((0, 0), (0, 1)), constant_values=np.nan),  # the end is never left out
             rows=rows,
             columns=source,
-            colours=SECOND_SHARE_MAP,
+            colors=SECOND_SHARE_MAP,
             unit="fall of the log-probability",
             outlined=important,
         )
@@ -199,7 +199,7 @@ def plot_word_map(axes: Any, panel: WordMap, side: float) -> Any:
     highest = float(np.nanmax(panel.values, initial=0))
     limits = (0.0, highest if highest > 0 else 1.0)
     axes.set_facecolor(PALE)  # where there is no value
-    drawn = axes.imshow(panel.values, cmap=panel.colours, vmin=limits[0], vmax=limits[1])
+    drawn = axes.imshow(panel.values, cmap=panel.colors, vmin=limits[0], vmax=limits[1])
     points = min(9.0, 62 * side / 2.6)
     label_words(axes, panel.rows, panel.columns, points)
     axes.set_title(panel.title, fontsize=LABEL_POINTS, loc="left", pad=6)

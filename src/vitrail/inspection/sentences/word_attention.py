@@ -118,7 +118,7 @@ class DescribedImage:
         return CaptionedFigure(
             name=figure_name(self.caption.image or "image", METHOD),
             title=f"{name}: {self.caption.text}",
-            caption=f"The caption of {name}, word by word. Colours are bright where patches receive the most attention "
+            caption=f"The caption of {name}, word by word. Colors are bright where patches receive the most attention "
             f"when a word is written, mean over the heads of {layer}. The scale is linear, from 0 (1 is uniform "
             "attention) to the 95% quantile.",
             arrays={

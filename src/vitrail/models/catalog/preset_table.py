@@ -84,7 +84,7 @@ def list_comparison_cells(names: list[str], speeds: Mapping[str, float] | None =
             *((format_top1(weights[0]), weights[0].license) if weights else ("", "")),
         )
         rows.append(row if speeds is None else (*row, f"{speeds[name]:,.1f}" if name in speeds else ""))
-    heading = ("model", "family", "parameters", "GMACs", "top-1", "licence")
+    heading = ("model", "family", "parameters", "GMACs", "top-1", "license")
     return (heading, rows, "llrrrl") if speeds is None else ((*heading, "images/s"), rows, "llrrrlr")
 
 

@@ -160,7 +160,7 @@ class AutoregressiveImageModel(Pretraining):
             return []
         inputs, prepared = self.normalise(batch["images"]), as_image_source(source, self).preprocessing
         predicted = self.predict_patches(inputs)
-        grey = torch.zeros_like(predicted[:, :1])  # the mean colour: there is nothing to predict the first patch from
+        grey = torch.zeros_like(predicted[:, :1])  # the mean color: there is nothing to predict the first patch from
         shown = {
             "images": inputs,
             "predicted": join_patches(torch.cat([grey, predicted], 1), self.patch, self.backbone.grid),

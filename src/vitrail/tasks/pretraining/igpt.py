@@ -26,7 +26,7 @@ from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import IgptSettings
 from vitrail.tasks.image_task import as_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.pretraining.parts.palette import compute_colour_entropy, make_palette, sample_pixels
+from vitrail.tasks.pretraining.parts.palette import compute_color_entropy, make_palette, sample_pixels
 from vitrail.tasks.pretraining.parts.patches import draw_mask
 from vitrail.tasks.pretraining.parts.pretraining_figures import plot_image_rows
 from vitrail.tasks.pretraining.pretraining import (
@@ -91,7 +91,7 @@ class ImageGpt(Pretraining):
         if model.has_default_palette:
             palette = make_palette(pixels, model.config.colours, recipe.loop.seed)
             model.palette.copy_(torch.from_numpy(palette))
-        found = compute_colour_entropy(pixels, model.palette.double().cpu().numpy())
+        found = compute_color_entropy(pixels, model.palette.double().cpu().numpy())
         self.colour_entropy.fill_(max(found, 1e-6))
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002

@@ -1,9 +1,9 @@
 """Masked patch prediction (Dosovitskiy 2020, arXiv 2010.11929, appendix B.1.2): half of the patch embeddings are
-corrupted, and the colours of these patches are predicted from their own output tokens.
+corrupted, and the colors of these patches are predicted from their own output tokens.
 
 What the paper leaves open: exactly half of the patches of an image are corrupted, chosen by ranking random numbers, and
 each of them becomes the mask token, another patch or stays, by a random number of its own. Another patch is one of the
-same image, with its embedding before the corruption. The class of a colour is r + 8·g + 64·b with r, g and b the floor
+same image, with its embedding before the corruption. The class of a color is r + 8·g + 64·b with r, g and b the floor
 of 8 times the mean, from 0 to 7, so a mean of exactly k/8 is in bin k.
 
 B images, C channels, n patches of p×q pixels, K of them corrupted, D width.
@@ -36,7 +36,7 @@ from vitrail.tasks.pretraining.parts.masked_prediction import (
     BASELINE_IMAGES,
     RELATIVE_LOSS_METRIC,
     MaskedPrediction,
-    compute_mean_colour_error,
+    compute_mean_color_error,
 )
 from vitrail.tasks.pretraining.parts.patches import (
     draw_noise,
@@ -52,13 +52,13 @@ from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_
 BINS = 8  # 3 bits per channel
 SMALL_SIDE = 4  # cells per side of a downsized patch
 MAX_COLOUR_CHANNELS = 4  # 8⁴ = 4096 classes
-ACCURACY_METRIC = Metric(name="accuracy", label="accuracy of the colours", is_share=True, quantity="accuracy")
+ACCURACY_METRIC = Metric(name="accuracy", label="accuracy of the colors", is_share=True, quantity="accuracy")
 
 
 class Mpp(MaskedPrediction):
     """The loss is the mean over the corrupted patches of every image, which are equally many.
 
-    With colours as targets it is the cross-entropy, ln 512 at the start, since the head is zero; with pixels it is the
+    With colors as targets it is the cross-entropy, ln 512 at the start, since the head is zero; with pixels it is the
     mean squared error of pixels from 0 to 1.
     """
 
@@ -70,7 +70,7 @@ class Mpp(MaskedPrediction):
         super().__init__()
         self.settings = settings or MppSettings()
         self.backbone = backbone
-        self.baseline = 1.0  # for pixels: the loss of each image's mean colour; known after `setup`
+        self.baseline = 1.0  # for pixels: the loss of each image's mean color; known after `setup`
         self.commonest = 0  # the commonest class of training images; known after `setup`
         level, channels = backbone.levels[-1], backbone.config.channels
         self.mask_token = nn.Parameter(torch.empty(level.width))
@@ -88,7 +88,7 @@ class Mpp(MaskedPrediction):
         size, channels = pair(self.backbone.config.image_size), self.backbone.config.channels
         if self.cells is not None and channels > MAX_COLOUR_CHANNELS:
             raise ConfigError(
-                f"`target` is {self.settings.target} for images of {channels} channels, {BINS}^{channels} colours; "
+                f"`target` is {self.settings.target} for images of {channels} channels, {BINS}^{channels} colors; "
                 f"expected at most {MAX_COLOUR_CHANNELS} channels: use target pixels",
                 fields=("target",),
             )
@@ -105,12 +105,12 @@ class Mpp(MaskedPrediction):
         images = as_image_source(source, self)
         if self.cells is None:
             std = torch.tensor(images.preprocessing.std)
-            self.baseline = compute_mean_colour_error(images, power=2, scale=std)
+            self.baseline = compute_mean_color_error(images, power=2, scale=std)
             return
         counts = torch.zeros(BINS**self.backbone.config.channels, dtype=torch.int64)
         for batch in images.load_evenly_spaced_images(BASELINE_IMAGES):
             pixels = split_into_patches(self.scale_pixels(batch), self.patch)
-            counts += classify_colours(pixels, self.patch, self.cells).flatten().bincount(minlength=len(counts))
+            counts += classify_colors(pixels, self.patch, self.cells).flatten().bincount(minlength=len(counts))
         self.commonest = int(counts.argmax())
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
@@ -136,7 +136,7 @@ class Mpp(MaskedPrediction):
         if self.cells is None:
             loss = F.mse_loss(predictions.float(), pixels)
             return loss, {"relative_loss": loss.detach() / self.baseline}
-        classes = classify_colours(pixels, self.patch, self.cells)  # (B, K, cells²)
+        classes = classify_colors(pixels, self.patch, self.cells)  # (B, K, cells²)
         logits = predictions.unflatten(-1, (self.cells**2, -1))
         loss = F.cross_entropy(logits.flatten(0, 2).float(), classes.flatten())
         hits, common = logits.detach().argmax(-1) == classes, classes == self.commonest
@@ -167,7 +167,7 @@ class Mpp(MaskedPrediction):
             channels, logits = true.shape[1], outputs.unflatten(-1, (self.cells**2, -1))
             predicted, targets = (
                 fill_cells(classes, channels, self.patch, self.cells)
-                for classes in (logits.argmax(-1), classify_colours(targets, self.patch, self.cells))
+                for classes in (logits.argmax(-1), classify_colors(targets, self.patch, self.cells))
             )
         loss, metrics = self.compute_loss(outputs, take_patches(patches, corrupted))
         versions = {
@@ -178,7 +178,7 @@ class Mpp(MaskedPrediction):
         }
         rows = {label: images.float().clamp(0, 1).movedim(1, -1).cpu().numpy() for label, images in versions.items()}
         arrays = {label: (255 * row).round().astype(np.uint8) for label, row in rows.items()}
-        what = {"mean_colour": "mean colours", "small_patch": "4×4 colours", "pixels": "pixels"}[self.settings.target]
+        what = {"mean_colour": "mean colors", "small_patch": "4×4 colors", "pixels": "pixels"}[self.settings.target]
         result = f"accuracy {float(metrics['accuracy']):.1%}" if "accuracy" in metrics else f"loss {float(loss):.4f}"
         return [
             plot_image_rows(
@@ -230,8 +230,8 @@ def draw_corruption(keys: NDArray[np.uint64], count: int, settings: MppSettings)
     return Corruption(corrupted, torch.where(swapped, others, own), masked)
 
 
-def classify_colours(patches: Tensor, patch: Grid, cells: int) -> Tensor:
-    """The class of the mean colour of each of cells×cells parts: (B, K, p·q·C), from 0 to 1 → (B, K, cells²).
+def classify_colors(patches: Tensor, patch: Grid, cells: int) -> Tensor:
+    """The class of the mean color of each of cells×cells parts: (B, K, p·q·C), from 0 to 1 → (B, K, cells²).
 
     With 2 channels or more the first one has the lowest digit in base 8. Parts overlap if `cells` does not divide p.
     """
@@ -243,10 +243,10 @@ def classify_colours(patches: Tensor, patch: Grid, cells: int) -> Tensor:
 
 
 def fill_cells(classes: Tensor, channels: int, patch: Grid, cells: int) -> Tensor:
-    """Patches with the middle of each colour's bin in their cells: (B, K, cells²) → (B, K, p·q·C), from 0 to 1."""
+    """Patches with the middle of each color's bin in their cells: (B, K, cells²) → (B, K, p·q·C), from 0 to 1."""
     digits = torch.stack([classes // BINS**channel % BINS for channel in range(channels)], dim=2)  # (B, K, C, cells²)
-    colours = ((digits + 0.5) / BINS).unflatten(-1, (cells, cells)).flatten(0, 1)
-    filled = F.interpolate(colours, size=patch, mode="nearest")
+    colors = ((digits + 0.5) / BINS).unflatten(-1, (cells, cells)).flatten(0, 1)
+    filled = F.interpolate(colors, size=patch, mode="nearest")
     return filled.movedim(1, -1).flatten(1).unflatten(0, classes.shape[:2])
 
 

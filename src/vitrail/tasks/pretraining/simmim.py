@@ -25,7 +25,7 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import SimMimSettings
 from vitrail.tasks.image_task import as_image_source
-from vitrail.tasks.pretraining.parts.masked_prediction import MaskedPrediction, compute_mean_colour_error
+from vitrail.tasks.pretraining.parts.masked_prediction import MaskedPrediction, compute_mean_color_error
 from vitrail.tasks.pretraining.parts.patches import (
     draw_noise,
     join_patches,
@@ -45,7 +45,7 @@ MASK_TOKEN_NAMES = ("encoder.mask_token", "vit.embeddings.mask_token")  # the au
 
 
 class SimMim(MaskedPrediction):
-    """The loss is the mean absolute error of normalised pixels in hidden squares.
+    """The loss is the mean absolute error of normalized pixels in hidden squares.
 
     Every image has the same number of hidden squares, so micro-batches and processes have equal weight.
     """
@@ -56,7 +56,7 @@ class SimMim(MaskedPrediction):
         super().__init__()
         self.settings = settings or SimMimSettings()
         self.backbone = backbone
-        self.baseline = 1.0  # the loss of each image's mean colour; known after `setup`
+        self.baseline = 1.0  # the loss of each image's mean color; known after `setup`
         width, pixels = backbone.levels[-1].width, self.patch[0] * self.patch[1]
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))
         nn.init.trunc_normal_(self.mask_token, std=0.02, a=-0.02, b=0.02)
@@ -69,7 +69,7 @@ class SimMim(MaskedPrediction):
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         super().setup(source, recipe)
-        self.baseline = compute_mean_colour_error(as_image_source(source, self), power=1)
+        self.baseline = compute_mean_color_error(as_image_source(source, self), power=1)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
         images = self.normalise(batch["images"])

@@ -9,7 +9,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.tasks.pretraining.parts.palette import (
     assign_points,
     choose_spread_points,
-    compute_colour_entropy,
+    compute_color_entropy,
     make_palette,
     run_kmeans,
 )
@@ -56,4 +56,4 @@ def test_more_colours_than_there_are_is_an_error() -> None:
 
 def test_the_entropy_of_the_colours() -> None:
     pixels = np.array([[-1.0], [-0.9], [1.0], [0.8]])
-    assert compute_colour_entropy(pixels, np.array([[-1.0], [1.0], [9.0]])) == pytest.approx(np.log(2))
+    assert compute_color_entropy(pixels, np.array([[-1.0], [1.0], [9.0]])) == pytest.approx(np.log(2))

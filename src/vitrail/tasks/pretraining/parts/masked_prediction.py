@@ -26,7 +26,7 @@ from vitrail.tasks.pretraining.pretraining import (
 )
 from vitrail.tasks.task import Source
 
-RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean colour")
+RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean color")
 BASELINE_IMAGES = 512  # training images that a trivial prediction is measured on
 
 
@@ -52,7 +52,7 @@ class MaskedPrediction(Pretraining):
         return model.get_submodule(model.final_norm)(model.run(x, grid))[:, model.prefix :]
 
     def scale_pixels(self, images: Tensor) -> Tensor:
-        """Pixels from 0 to 1, of uint8 or of normalised images."""
+        """Pixels from 0 to 1, of uint8 or of normalized images."""
         if not images.is_floating_point():
             return images / 255
         assert self.preprocessing is not None, "called before `setup`"
@@ -91,11 +91,11 @@ def check_tokens_are_read(method: str, model: ImageModel) -> None:
         )
 
 
-def compute_mean_colour_error(source: ImageSource, power: int, scale: Tensor | None = None) -> float:
-    """The mean of |pixel − mean colour of its image|^power over normalised training images, multiplied by `scale`."""
+def compute_mean_color_error(source: ImageSource, power: int, scale: Tensor | None = None) -> float:
+    """The mean of |pixel − mean color of its image|^power over normalized training images, multiplied by `scale`."""
     total, count = 0.0, 0
     for images in source.load_evenly_spaced_images(BASELINE_IMAGES):
         scaled = images if scale is None else images * scale[:, None, None]
         errors = (scaled - scaled.mean((-2, -1), keepdim=True)).abs().pow(power)
         total, count = total + float(errors.double().sum()), count + errors.numel()
-    return max(total / max(count, 1), 1e-12)  # all images may be of one colour
+    return max(total / max(count, 1), 1e-12)  # all images may be of one color

@@ -84,7 +84,7 @@ def assign_points(points: Points, centres: Points) -> tuple[NDArray[np.intp], Po
     return found, np.square(points - centres[found]).sum(1)
 
 
-def compute_colour_entropy(pixels: Points, palette: Points) -> float:
+def compute_color_entropy(pixels: Points, palette: Points) -> float:
     """The entropy of the frequencies of palette colours, in nats: the loss of a model that knows nothing else."""
     counts = np.bincount(assign_points(pixels, palette)[0], minlength=len(palette))
     shares = counts[counts > 0] / len(pixels)

@@ -18,7 +18,7 @@ from vitrail.models.base.contract import ImageModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MASK_GREY = 0.5  # colour of hidden pixels
+MASK_GREY = 0.5  # color of hidden pixels
 PANEL_SIDE = 1.0  # inches, for 8 images or fewer
 
 
@@ -156,7 +156,7 @@ def plot_image_rows(
 ) -> CaptionedFigure:
     """A figure with a row of N images for each label.
 
-    Images are (N, H, W, C) with pixels from 0 to 1, or (N, H, W) for values that are shown as colours from black, 0, to
+    Images are (N, H, W, C) with pixels from 0 to 1, or (N, H, W) for values that are shown as colors from black, 0, to
     the largest. `arrays` are saved with the figure.
     """
     return CaptionedFigure(

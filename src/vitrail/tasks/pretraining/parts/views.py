@@ -18,7 +18,7 @@ Strengths = tuple[float, float, float, float]  # of brightness, contrast, satura
 def make_view_augmentation(
     settings: ViewSettings, strengths: Strengths, *, area: tuple[float, ...], blur: float, solarize: float = 0.0
 ) -> ViewAugmentation:
-    """A view with the colour jitter of a paper, whose strengths are multiplied by `jitter` of the recipe."""
+    """A view with the color jitter of a paper, whose strengths are multiplied by `jitter` of the recipe."""
     brightness, contrast, saturation, hue = (settings.jitter * each for each in strengths)
     if hue > MAX_HUE:
         raise ConfigError(
