@@ -67,7 +67,7 @@ def test_models_lists_presets(vitrail_: Run) -> None:
 
 def test_models_are_compared_and_measured(vitrail_: Run) -> None:
     lines = vitrail_("models", "swin_tiny*", "ViT-Ti/16", "vit_tiny_patch16_224", "--table").out.splitlines()
-    assert lines[0].split() == ["model", "family", "parameters", "GMACs", "top-1", "licence"]
+    assert lines[0].split() == ["model", "family", "parameters", "GMACs", "top-1", "license"]
     assert [line.split()[0] for line in lines[2:]] == ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"]
     measured = json.loads(vitrail_("models", "sl_vit_patch4_32", "--measure", "--json").out)
     assert measured["sl_vit_patch4_32"]["images_per_second"] > 0

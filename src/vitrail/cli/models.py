@@ -41,9 +41,9 @@ def models(
     patterns
         Names or aliases to list, with * and ? as in a shell (quote it), or a part of a name. [default: *]
     pretrained
-        List only models with public weights. --json lists all their tags, licences and training data.
+        List only models with public weights. --json lists all their tags, licenses and training data.
     table
-        Compare the models: sort them by GMACs, and show the family, and the licence of the default weights.
+        Compare the models: sort them by GMACs, and show the family, and the license of the default weights.
     measure
         Add to this table how many images per second each model computes on this machine with torch, in batches of 8.
     """

@@ -1,7 +1,7 @@
 """The bundled data set: a balanced sample of Fashion-MNIST, 6,000 images for training and 1,000 for validation.
 
 The first 600 training images and the first 100 test images of each class, lossless, on two sheets with the ten classes
-one below the other. Fashion-MNIST is by Zalando; its licence is next to the sheets.
+one below the other. Fashion-MNIST is by Zalando; its license is next to the sheets.
 """
 
 from collections.abc import Sequence
