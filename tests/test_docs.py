@@ -197,6 +197,15 @@ def test_the_tree_of_the_readme_lists_only_what_exists() -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_the_files_that_contributing_lists_exist() -> None:
+    listed = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## The files")[2].partition("\n## ")[0]
+    package = ROOT / "src" / "vitrail"
+    known = {path.stem for path in package.rglob("*.py")} | {"open_model"}
+    assert set(re.findall(r"\w+_\w+", listed)) <= known
+    for folder in re.findall(r"^\| `(\w+)/`", listed, re.MULTILINE):
+        assert (package / folder).is_dir(), folder
+
+
 def test_the_readme_counts_the_presets() -> None:
     from vitrail.models.catalog.families import list_models
 
