@@ -5,6 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CORE := .venv/core-ready
 READY := .venv/ready
 export HF_HUB_OFFLINE := 1
+export PYTHONDONTWRITEBYTECODE :=  # empty: pytest keeps the test modules that it has rewritten, and the next run starts sooner
 
 .PHONY: setup demo test test-slow browser fuzz torture check format notebook bench costs clean
 

@@ -44,6 +44,15 @@ SLOW_EXAMPLES = (
     "ablate",
     "study",
     "train --data tatoeba",
+    "train --epochs 1  ",
+    "train --data photos --model ViT-Ti/16 --image-size 32",
+    "train --data photos --init vit_fashion --batch 4 --dry-run",
+    "eval vit_fashion --data fashion --wrong",
+    "explain vit_fashion photos",
+    "explain vit_fashion example:coffee --method neighbours",
+    "explain cct_cifar10 example:cat --method attention",
+    "explain runs/translation",
+    "export vit_fashion exported",
     "train --task caption",
     "probe vit_fashion --data fashion",
     "models ViT-Ti/16 PVTv2-B0 --measure",
@@ -111,7 +120,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = vitrail.create("DeiT-Ti", image_size=64, depth=2, classes=10)
     write(add_weight_noise(model), folder / "weights.pth", to="deit")
     run_vitrail(
-        ["train", "--epochs", "1", "--set", "depth=1", "--set", "width=12", "-o", str(folder / "runs" / "demo")]
+        ["train", "--epochs", "0.1", "--set", "depth=1", "--set", "width=12", "-o", str(folder / "runs" / "demo")]
     )
     translator = ["--data", "reversal", "--epochs", "1", "--set", "encoder_depth=2", "--set", "decoder_depth=2"]
     run_vitrail(["train", *translator, "-o", str(folder / "runs" / "translation")])

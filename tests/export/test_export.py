@@ -128,9 +128,10 @@ def test_export_that_differs_from_torch_is_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exported: ExportFinder
 ) -> None:
     """An exporter that writes another model than the given one."""
+    file = exported("onnx") / ONNX_FILE  # written before the exporter is replaced
 
     def other(_: Any, path: Path, *__: Any, **___: Any) -> None:
-        shutil.copy(exported("onnx") / ONNX_FILE, path)
+        shutil.copy(file, path)
 
     monkeypatch.setattr("vitrail.export.export.write_onnx", other)
     with torch.no_grad():

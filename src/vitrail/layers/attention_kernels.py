@@ -29,9 +29,12 @@ def choose_products(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return instructions != "" and (backward or instructions != "amx_bf16")  # the fused forward pass uses AMX well
 
 
-@torch.compiler.assume_constant_result
 def read_instructions() -> str:
     return find_bfloat16_instructions()
+
+
+# as `torch.compiler.assume_constant_result` does, which imports the compiler and so takes more than a second
+vars(read_instructions)["_dynamo_marked_constant"] = True
 
 
 def attend_by_products(
