@@ -33,7 +33,9 @@ from safetensors.numpy import load
 
 # Item, value and reason; a value is a file and its key.
 EXCEPTIONS: list[tuple[str, str, str]] = [
-    ("*", "/run.json .precision", "the precision is chosen at the start and written into the run"),
+    ("*", "/run.json *precision", "a run is told to choose its precision, and writes what it chose"),
+    ("*", "*config.json .kind", "the folder of a model names its kind"),
+    ("*", "*config.json .format", "the folder of a model names its kind"),
 ]
 NOT_COMPARED = {".png", ".svg", ".html", ".onnx", ".pt2", ".md", ".lock", ".pt"}  # graphs by what they predict
 SKIPPED = {"checkpoints", "tensorboard", "figures"}  # the model, the log and a resumed run tell the same

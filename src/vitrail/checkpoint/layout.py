@@ -16,7 +16,7 @@ from vitrail.base.files import write_atomically
 from vitrail.base.text import abbreviate_list
 from vitrail.checkpoint.config_from_shapes import find_assumptions, infer_config, parse_image_size
 from vitrail.checkpoint.description import TYPE_NAMES, Description
-from vitrail.checkpoint.layouts import SOURCE_FILES, SOURCE_NAMES
+from vitrail.checkpoint.layouts import PARTS_OF_NAMES, SOURCE_FILES, SOURCE_NAMES
 from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
 from vitrail.checkpoint.resample import ResamplingPolicy
 from vitrail.checkpoint.torch_files import WRAPPER_KEYS
@@ -77,9 +77,12 @@ def detect_layout(contents: RawContents, source: str | None) -> Layout:
         return get_layout(source)
     if not contents.tensors:
         raise CheckpointError(f"{contents.path} contains no tensors; expected the weights of a Vision Transformer")
-    in_header = contents.header.get(LAYOUT_KEY)
-    for layout in list_layouts():
-        if layout.name == in_header or (in_header is None and layout.matches(contents)):
+    in_header, names = contents.header.get(LAYOUT_KEY), "\n".join(contents.tensors)
+    if in_header in LAYOUT_NAMES:
+        return get_layout(in_header)
+    for name in LAYOUT_NAMES if in_header is None else ():
+        parts = PARTS_OF_NAMES.get(name, ("",))
+        if any(part in names for part in parts) and (layout := get_layout(name)).matches(contents):
             return layout
     raise CheckpointError(
         f"{contents.path} has an unknown layout, with {len(contents.tensors)} tensors "

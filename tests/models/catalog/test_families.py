@@ -15,9 +15,11 @@ from torch import nn
 
 import vitrail
 from vitrail.base.errors import ConfigError, VitrailError
+from vitrail.checkpoint.layouts import PARTS_OF_NAMES
 from vitrail.models.base.family import Family
 from vitrail.models.catalog.external_families import MOVED_MODULES
 from vitrail.models.catalog.families import find_preset, load_built_in_families, load_family
+from vitrail.models.catalog.family_index import list_family_entries
 from vitrail.models.vit import ViT, ViTConfig
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_family.py"
@@ -259,3 +261,10 @@ def test_opening_a_model_imports_only_its_family(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert dict(zip(OPENED, done.stdout.splitlines(), strict=True)) == OPENED
+
+
+@pytest.mark.parametrize("layout", PARTS_OF_NAMES)
+def test_files_of_a_layout_have_tensors_with_the_parts_of_names_by_which_it_is_tried(layout: str) -> None:
+    sources = [each for _, entry in list_family_entries() for each in entry.sources if each.layout == layout]
+    for markers in filter(None, (each.markers for each in sources)):
+        assert any(part in marker for marker in markers for part in PARTS_OF_NAMES[layout])

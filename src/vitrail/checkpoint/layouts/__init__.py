@@ -9,3 +9,8 @@ SOURCE_FILES = {  # layout → its file
     "timm": "timm",
 }
 SOURCE_NAMES = tuple(SOURCE_FILES)
+PARTS_OF_NAMES = {  # layout → of these, the names of its tensors contain one; it is not imported for other files
+    "google": ("embedding/kernel",),
+    "hf": ("embedding", "conv_stem.convolution."),
+    "imagegpt": ("transformer.wte.weight",),
+}

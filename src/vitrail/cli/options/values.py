@@ -14,7 +14,6 @@ from vitrail.base.errors import ConfigError, describe_error
 from vitrail.base.files import read_text, suggest_sibling
 from vitrail.base.json_yaml import parse_yaml
 from vitrail.data.images.class_names import IMAGENET, list_imagenet_labels
-from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, DTYPE_ALIASES, GENERATED_CAPTIONS
 
 MAX_NUMBER = 2**31 - 1  # of any option that is a whole number
 MAX_PROCESSES = max(64, 4 * (os.cpu_count() or 1))  # or threads
@@ -30,6 +29,8 @@ MAXIMA = {
 
 def convert_dtype(hint: Any, tokens: Sequence[Token]) -> Any:
     """A dtype by its name in torch, or a short one: bf16."""
+    from vitrail.recipes.recipe import DTYPE_ALIASES
+
     return convert(hint, [tokens[0].evolve(value=DTYPE_ALIASES.get(tokens[0].value, tokens[0].value))])
 
 
@@ -48,6 +49,7 @@ def check_preset_exists(_: object, name: str | None) -> None:
 
 def check_data_exists(_: object, given: str | Sequence[str] | None) -> None:
     from vitrail.data.images.datasets import check_data_exists
+    from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS
 
     for name in [given] if isinstance(given, str) else given or ():
         check_data_exists(name, (*BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS))
