@@ -28,7 +28,7 @@ def test_tour(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_demo(tmp_path: Path) -> None:
-    """With the core packages only, one block and a tenth of an epoch; docs/results.md has the accuracy of the recipe."""
+    """With the core packages only, one block, a tenth of an epoch; docs/results.md has the recipe's accuracy."""
     packages, folder = tmp_path / "packages", tmp_path / "runs" / "demo-2"
     packages.mkdir()
     (tmp_path / "runs" / "demo").mkdir(parents=True)  # taken
