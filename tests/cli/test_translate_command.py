@@ -244,9 +244,12 @@ def check_one_line(result: Any, *parts: str) -> None:
 
 
 def test_wrong_models_are_one_line(vitrail_: Run, saved: Path, tmp_path: Path) -> None:
-    check_one_line(vitrail_("translate", "vit_fashion", "Hallo"), "vit_fashion is a ViT, which reads images")
+    check_one_line(
+        vitrail_("translate", "vit_fashion", "Hallo"),
+        "vit_fashion reads images; expected a model that reads text: use vitrail predict",
+    )
     for words in (("predict", saved, "example:cat"), ("explain", saved, "example:cat"), ("train", "--init", saved)):
-        check_one_line(vitrail_(*words), "Transformer reads text; expected a model that reads images")
+        check_one_line(vitrail_(*words), "reads text; expected a model that reads images")
     check_one_line(vitrail_("translate", saved / "nothing", "Hallo"), "nothing")
     broken = write_text_model(tmp_path / "model")
     (broken / "tokenizer.json").unlink()
@@ -293,7 +296,7 @@ def test_a_mistyped_file_is_not_a_sentence(
     monkeypatch.chdir(tmp_path)
     for name in ("sentence.de", "two_words"):
         Path(name).write_text("1 2\n")
-    done = vitrail_("translate", "vit_fashion", given, "-o", "out.txt")
+    done = vitrail_("translate", "transformer_tatoeba", given, "-o", "out.txt")
     assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done
     assert re.search(expected, done.err)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sentence.de", "two_words"]

@@ -96,5 +96,5 @@ def unfused_attention() -> Generator[list[Tensor]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "attention", attention)
-        patch.setattr(cct.LocalAttention, "forward", layers.SelfAttention.forward)  # calls the patched attention
+        patch.setattr(cct.LocalAttention, "attend", layers.SelfAttention.attend)  # calls the patched attention
         yield collected

@@ -39,12 +39,21 @@ def start_and_wait_for_first_steps(words: list[str], folder: Path) -> subprocess
     return process
 
 
-@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code", "group"),
+    [
+        pytest.param(signal.SIGTERM, 143, False, id="by kill"),
+        pytest.param(signal.SIGTERM, 143, True, id="by timeout"),
+        pytest.param(signal.SIGINT, 130, True, id="by a terminal"),
+    ],
+)
 def test_signal_saves_a_checkpoint_and_sets_the_exit_code(
     number: signal.Signals, code: int, group: bool, tmp_path: Path
 ) -> None:
-    """Sent to the process alone, as by `kill`, or also to its workers, as by a terminal, torchrun and `timeout`."""
+    """Sent to the process alone, as by `kill`, or also to its workers, as by a terminal, torchrun and `timeout`.
+
+    SIGINT to the process alone: `tests/cli/test_ablate_command.py`.
+    """
     process = start_and_wait_for_first_steps(train_command(tmp_path / "run"), tmp_path / "run")
     assert not RunFolder(tmp_path / "run").list_checkpoints()
     if group:

@@ -100,7 +100,7 @@ def call_command(kind: Kind, command: str, model: str, options: Mapping[str, Any
         fitting = next(each for each in map(find_kind, KINDS) if command in each.commands)
         raise wrong_kind_error(model, kind, fitting.does)
     module, _, name = kind.commands[command].partition(":")
-    function = getattr(import_module(module), name)
+    function = getattr(import_module(module), name)  # a test imports all of them
     return function(model=model, **check_options(function, options, model, kind))
 
 

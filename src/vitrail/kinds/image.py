@@ -68,7 +68,7 @@ def explain(
             if value not in (None, False) and method != needed:
                 raise ConfigError(f"`{name}` needs `method` {needed}", (name, "method"))
     if not inputs:
-        raise ConfigError("explain needs IMAGES. See vitrail explain --help.")
+        raise ConfigError("no images; expected files, folders or example:cat")
     opening: dict[str, Any] = {"labels": labels, "image_size": image_size, "fields": fields}
     opening |= {"preprocessing": preprocessing, "device": device}
     writing: dict[str, Any] = {"stdin": messages.stdin, "on_explained": messages.on_result}
