@@ -13,7 +13,7 @@ from vitrail.models.base.contract import ImageModel, check_declarations
 from vitrail.models.base.family import Family
 from vitrail.models.catalog.families import load_built_in_families, natural_sort_key
 from vitrail.models.catalog.family_index import INDEX_FILE, describe_family
-from vitrail.models.catalog.preset_list import COSTS_FILE
+from vitrail.models.catalog.preset_costs import COSTS_FILE
 
 
 @dataclass(frozen=True)

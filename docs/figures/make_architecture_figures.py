@@ -25,7 +25,7 @@ from vitrail.base.figures import new_figure
 from vitrail.base.style import BLUE, RED
 from vitrail.models import FAMILIES
 from vitrail.models.base.contract import ImageModel, Level
-from vitrail.models.catalog.preset_list import list_presets
+from vitrail.models.catalog.preset_costs import list_presets
 
 FOLDER = Path(__file__).parent
 MAX_PANELS = 9

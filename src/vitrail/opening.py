@@ -172,7 +172,7 @@ def open_model(
             return found.open(source, run, **given)
     if image_size is not None:
         fields = {**(fields or {}), "image_size": image_size}
-    refuse_config_fields(fields, source, "already loaded")
+    refuse_fields_without_checkpoint(fields, source, "already loaded")
     return change_opened_model(model, preprocessing, labels, device, threads)
 
 
@@ -208,13 +208,13 @@ def open_image_model(
     if image_size is not None:
         fields = {**(fields or {}), "image_size": image_size}
     if name.startswith(TIMM_PREFIX):
-        refuse_config_fields(fields, name, "built by timm")
+        refuse_fields_without_checkpoint(fields, name, "built by timm")
         opened = open_timm_model(name.removeprefix(TIMM_PREFIX))
         if preprocessing is not None:
             opened = replace(opened, preprocessing=merge_preprocessing(opened.preprocessing, preprocessing))
     elif is_exported(name):
         size, others = split_image_size(fields)
-        refuse_config_fields(others, name, "exported and complete")
+        refuse_fields_without_checkpoint(others, name, "exported and complete")
         return open_exported_model(name, size, preprocessing, labels, threads or count_cores())
     else:
         opened = open_checkpoint(name, fields or {}, preprocessing, run=run)
@@ -472,7 +472,7 @@ def wrap_module(
         raise CheckpointError(
             f"the model is {repr(module)[:60]}; expected a name, a path, a module or what open_model returned"
         )
-    refuse_config_fields(fields, kind, "already loaded")
+    refuse_fields_without_checkpoint(fields, kind, "already loaded")
     check_reads_images(module)
     config = find_image_config(module)
     if config is None:
@@ -538,7 +538,7 @@ def refuse_load_arguments_as_fields(fields: Mapping[str, Any]) -> None:
         raise ConfigError(f"`fields` {min(reserved)}=…; expected a field of the config, such as heads=3")
 
 
-def refuse_config_fields(fields: Mapping[str, Any] | None, name: str, reason: str) -> None:
+def refuse_fields_without_checkpoint(fields: Mapping[str, Any] | None, name: str, reason: str) -> None:
     if fields and "image_size" in fields:
         raise ConfigError(f"`image_size` for {name}, which is {reason}; open a checkpoint with it", ("image_size",))
     if fields:

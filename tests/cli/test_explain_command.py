@@ -264,7 +264,7 @@ def test_invalid_paths_are_one_line_errors(
         ((tmp_path / "nowhere", photo, *out), f"{tmp_path / 'nowhere'} does not exist; expected a checkpoint"),
         ((convnet, photo, *out), "ResNet has no attention maps: it has no attention; expected"),
         (("timm:vit_tiny", photo, *out), "timm:vit_tiny runs timm's code, whose layers differ; use its"),
-        ((model, *out), "explain needs IMAGES."),
+        ((model, *out), "no images; expected files, folders or example:cat"),
         (
             (model, tmp_path / "empty", *out),
             f"'{tmp_path / 'empty'}' has no images; expected some in it or its subfolders",

@@ -13,7 +13,7 @@ import pytest
 import vitrail
 from vitrail.models import FAMILIES
 from vitrail.models.catalog import families
-from vitrail.models.catalog.preset_list import resolve_alias
+from vitrail.models.catalog.preset_costs import resolve_alias
 
 Run = Callable[..., Any]
 

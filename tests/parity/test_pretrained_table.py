@@ -12,7 +12,7 @@ from vitrail.checkpoint.layout import get_layout
 from vitrail.checkpoint.reading import add_timm_config, build_meta_model, translate_with_layout
 from vitrail.checkpoint.weight_files import RawContents
 from vitrail.models.catalog.families import find_preset
-from vitrail.models.catalog.preset_list import list_presets
+from vitrail.models.catalog.preset_costs import list_presets
 from vitrail.models.catalog.pretrained import PretrainedWeights, list_pretrained_weights, read_pretrained_table
 
 ROWS = list(list_pretrained_weights())

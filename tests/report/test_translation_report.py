@@ -14,9 +14,9 @@ from vitrail.report.translation_report import (
     SCRIPT_FILE,
     ExplainedSentence,
     explain_sentence,
-    explain_sentence_files,
     name_files,
     render_translation_page,
+    write_sentence_explanation,
 )
 
 EVIL = '</script><script>alert(1)</script> "><img src=x onerror=alert(1)> Hund & <b>läuft</b>'
@@ -91,7 +91,7 @@ def test_an_empty_translation_has_a_page() -> None:
 def test_files_and_their_names(tmp_path: Path) -> None:
     loaded = make_translator(length=16)
     out = FigureFolder(path=tmp_path, kinds=(".png", ".svg"), arrays=True)
-    _, written = explain_sentence_files(loaded, "Der Hund läuft.", out, beam=2)
+    _, written = write_sentence_explanation(loaded, "Der Hund läuft.", out, beam=2)
     names = [f"der-hund-läuft.{each}" for each in ("attention", "heads", "self-attention", "beam")]
     expected = [f"{name}{kind}" for name in names for kind in (".png", ".svg", ".npz")]
     assert [path.name for path in written] == [*expected, "der-hund-läuft.html"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.models.catalog.preset_list import shorten_model_names
+from vitrail.models.catalog.preset_costs import shorten_model_names
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def abbreviate_list(names: Collection[str], most: int = 4) -> str:
     return ", ".join([*names][:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def shorten_paths(paths: Sequence[str], taken: Collection[str] = ()) -> list[str]:
+def make_unique_path_ends(paths: Sequence[str], taken: Collection[str] = ()) -> list[str]:
     """The shortest unique end of each path; equal paths, and names that are `taken`, are numbered."""
     parts = [path.rstrip("/").split("/") for path in paths]
     parts = [list(Path(*words).resolve().parts) if words[-1] in ("", ".", "..") else words for words in parts]

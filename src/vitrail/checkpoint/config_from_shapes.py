@@ -132,7 +132,7 @@ def infer_image_size(
             f"pos_embed has {rows} rows: a square, or {requested} with rows for {prefix} more tokens; "
             "expected prefix_positions=False or True"
         )
-    stated = in_file if trained is None else resolve_trained_size(trained, in_file, list(patches.values()), stride)
+    stated = in_file if trained is None else check_given_trained_size(trained, in_file, list(patches.values()), stride)
     for key, n in patches.items():
         if count_patches(stated, stride) == n:
             return {"image_size": stated, "prefix_positions": key}, {}
@@ -150,7 +150,7 @@ def infer_image_size(
     return {"image_size": size, "prefix_positions": key}, doubts
 
 
-def resolve_trained_size(
+def check_given_trained_size(
     trained: tuple[int, int], in_file: tuple[int, int] | None, counts: Collection[int], stride: tuple[int, ...]
 ) -> tuple[int, int]:
     """Return the trained_size given by the user if it fits the position table and does not contradict the file."""

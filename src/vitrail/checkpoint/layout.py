@@ -92,7 +92,7 @@ def detect_layout(contents: RawContents, source: str | None) -> Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UntranslatedModel:
+class ModelBeforeRenaming:
     """What a layout knows about the model in a file before its tensors are renamed."""
 
     layout: str
@@ -111,7 +111,7 @@ class UntranslatedModel:
     assumed_preprocessing: bool = False
 
 
-def translate_checkpoint(contents: RawContents, model: UntranslatedModel) -> TranslatedCheckpoint:
+def translate_checkpoint(contents: RawContents, model: ModelBeforeRenaming) -> TranslatedCheckpoint:
     """Rename the tensors, infer the config, and collect warnings and assumptions."""
     tensors, unnamed = convert_to_our_tensors(model.tensors, model.source.table)
     lost = [name for name in unnamed if not re.fullmatch(model.ignore, name)]

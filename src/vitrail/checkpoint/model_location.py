@@ -16,7 +16,7 @@ from vitrail.checkpoint.weight_folders import WEIGHT_SUFFIXES, find_bundled_mode
 from vitrail.data.images.decoding.image_formats import detect_image_format
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.models.catalog.external_families import is_external_family_name
-from vitrail.models.catalog.preset_list import resolve_alias
+from vitrail.models.catalog.preset_costs import resolve_alias
 from vitrail.models.catalog.pretrained import (
     PretrainedWeights,
     find_pretrained_weights,

@@ -36,7 +36,7 @@ from vitrail.checkpoint.weight_adaptation import (
     LoadReport,
     adapt_weights,
     check_adaptable,
-    format_assumptions,
+    format_assumed_fields,
 )
 from vitrail.checkpoint.weight_files import RawContents, read_raw_contents
 from vitrail.checkpoint.weight_folders import find_bundled_model
@@ -180,7 +180,7 @@ def build_meta_model(translated: TranslatedCheckpoint, family: Family, where: st
 def warn_about_report(checkpoint: Checkpoint, path: str | Path, given: Collection[str] = ()) -> None:
     """Issue one warning with all that needs attention in the report; `given` are fields that the user has set."""
     report = checkpoint.report
-    assumption, fields = format_assumptions(report.assumed, (*given, "labels"))  # names do not change the results
+    assumption, fields = format_assumed_fields(report.assumed, (*given, "labels"))  # names do not change the results
     lines = ([f"{path} {assumption}"] if assumption else []) + [f"{path}: {each}" for each in report.warnings]
     if lines:
         warnings.warn(CheckpointWarning("; ".join(lines), fields=(*fields, "source")), stacklevel=3)

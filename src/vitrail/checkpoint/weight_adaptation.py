@@ -53,14 +53,14 @@ class LoadReport:
     @property
     def settings(self) -> tuple[str, ...]:
         """Settings that the text of the report names in backticks."""
-        return (*format_assumptions(self.assumed)[1], "source")
+        return (*format_assumed_fields(self.assumed)[1], "source")
 
     def __str__(self) -> str:
         resized = [f"{name} ({method})" for name, method in self.resized.items()]
         groups = {"resized": resized, "initialized": self.initialized, "ignored": self.ignored}
         rows = [("matched", str(len(self.matched)), "")] if self.matched else []
         rows += [(group, str(len(names)), abbreviate_list(names)) for group, names in groups.items() if names]
-        assumption, _ = format_assumptions(self.assumed)
+        assumption, _ = format_assumed_fields(self.assumed)
         warnings = [f"warning: {warning}" for warning in (assumption, *self.warnings) if warning]
         return "\n".join([*format_table(("", "tensors", ""), rows, "lrl"), *warnings])
 
@@ -140,7 +140,7 @@ def find_old_and_new_grid(kind: ResampledKind | None, source: Any, target: Any) 
     return grids[kind]
 
 
-def format_assumptions(assumed: Mapping[str, Any], given: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:
+def format_assumed_fields(assumed: Mapping[str, Any], given: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:
     """One sentence with the fields that a file does not specify, the values assumed, and how to change them.
 
     `given` are fields that the user has set. The second result has the settings that the sentence names in backticks.

@@ -10,7 +10,7 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.predict_flags import OptionalImages
 from vitrail.cli.options.values import parse_fields, parse_size, read_labels
 from vitrail.cli.output.messages import print_text
-from vitrail.cli.output.results import make_messages, open_figure_output
+from vitrail.cli.output.results import make_message_callbacks, open_figure_output
 from vitrail.cli.usage_errors import check_arguments
 
 Method = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms", "pca", "neighbours"]
@@ -134,7 +134,7 @@ def explain(
         fields=parse_fields(fields) or None,
         preprocessing=parse_fields(preprocessing, "--preprocessing") or None,
         device=device,
-        messages=make_messages(on_result=ignore if as_json else print_result),
+        messages=make_message_callbacks(on_result=ignore if as_json else print_result),
     )
     if as_json:
         print(json.dumps(result.report, indent=2))

@@ -11,7 +11,7 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import MODEL
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels
 from vitrail.cli.output.messages import print_text
-from vitrail.cli.output.results import make_messages
+from vitrail.cli.output.results import make_message_callbacks
 
 
 def export(
@@ -95,6 +95,6 @@ def export(
         preprocessing=how or None,
         check=check,
         overwrite=overwrite,
-        messages=make_messages(),
+        messages=make_message_callbacks(),
     )
     print_text("\n".join(lines))

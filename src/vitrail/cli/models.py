@@ -11,7 +11,12 @@ from vitrail.base.text import format_table
 from vitrail.checkpoint.weight_folders import list_bundled_models
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.output.messages import print_notes
-from vitrail.models.catalog.preset_table import describe_presets, find_presets, list_comparison_cells, list_preset_cells
+from vitrail.models.catalog.preset_display import (
+    describe_presets,
+    find_presets,
+    list_comparison_cells,
+    list_preset_cells,
+)
 
 
 def models(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.values import check_minimum, parse_fields, read_labels
-from vitrail.cli.output.results import check_output_file, make_messages
+from vitrail.cli.output.results import check_output_file, make_message_callbacks
 
 
 def report(
@@ -64,6 +64,6 @@ def report(
         preprocessing=parse_fields(preprocessing, "--preprocessing") or None,
         batch=batch,
         device=device,
-        messages=make_messages(),
+        messages=make_message_callbacks(),
     )
     print(line)

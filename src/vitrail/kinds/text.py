@@ -84,12 +84,12 @@ def explain(
         raise ConfigError("an image with `sentence`; expected one of them")
     from vitrail.distributed import Ranks, resolve_device
     from vitrail.inspection.explain.explain_files import ExplainResult
-    from vitrail.report.translation_report import explain_sentence_files
+    from vitrail.report.translation_report import write_sentence_explanation
 
     number = -1 if layer is None else parse_number("layer", layer)
     heads: Any = "mean" if head in (None, "mean") else parse_number("head", str(head))
     opened = open_model(model, kind="text", fields=fields, device=resolve_device(device, Ranks()))
-    found, written = explain_sentence_files(opened, sentence, output, beam=beam, layer=number, head=heads)
+    found, written = write_sentence_explanation(opened, sentence, output, beam=beam, layer=number, head=heads)
     messages.on_result(f"{found}; {written[-1]}")
     return ExplainResult([{**found.to_json(), "written": list(map(str, written))}], None)
 

@@ -175,7 +175,7 @@ class Predictor:
         [(64, 4, 4)]
         """
         values = get_output_engine(self, "maps").run(np.stack([self.prepare_image(image)]))
-        return [each[0] for each in split_maps(values, compute_map_shapes(self))]
+        return [each[0] for each in unflatten_maps_by_level(values, compute_map_shapes(self))]
 
     def iterate_results(self, images: Iterable[ImageItem], batch: int = DEFAULT_BATCH) -> Iterator[ImageResult]:
         """The engine's output for each image, in order; an unreadable image has its error instead."""
@@ -241,7 +241,9 @@ def compute_map_shapes(predictor: Predictor) -> list[tuple[int, ...]]:
         return [tuple(each.shape[1:]) for each in unwrap_compiled(model).feature_maps(blank)]
 
 
-def split_maps(values: NDArray[np.float32], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[np.float32]]:
+def unflatten_maps_by_level(
+    values: NDArray[np.float32], shapes: Sequence[tuple[int, ...]]
+) -> list[NDArray[np.float32]]:
     """The output `maps` of an engine, a vector per image, as one array per level: [(B, D, h, w), …]."""
     ends = np.cumsum([prod(shape) for shape in shapes])[:-1]
     return [part.reshape(-1, *shape) for part, shape in zip(np.split(values, ends, axis=1), shapes, strict=True)]

@@ -128,7 +128,7 @@ def name_files(sentence: str) -> str:
     return "-".join(letters.split())[:MAX_NAME_LENGTH].strip("-") or "sentence"
 
 
-def explain_sentence_files(
+def write_sentence_explanation(
     loaded: Opened,
     sentence: str,
     out: FigureFolder,

@@ -20,7 +20,7 @@ from vitrail.base.table import Column, Shown, Table
 from vitrail.base.text import format_count
 from vitrail.checkpoint.hub import is_hub_name
 from vitrail.models.catalog.external_families import is_external_family_name, trust
-from vitrail.models.catalog.preset_list import shorten_model_names
+from vitrail.models.catalog.preset_costs import shorten_model_names
 from vitrail.predict.predictions import softmax
 from vitrail.study.bench_engines import (
     ENGINES,

@@ -36,7 +36,7 @@ from vitrail.evaluation.evaluation_data import (
 from vitrail.inspection.attention.capture import capture_tokens, list_blocks
 from vitrail.models.base.checks import check_count, find_image_config
 from vitrail.models.base.contract import find_image_model, takes_other_sizes
-from vitrail.models.catalog.preset_list import shorten_model_names
+from vitrail.models.catalog.preset_costs import shorten_model_names
 from vitrail.opening import Opened, open_model
 from vitrail.tasks.teacher import Teacher
 

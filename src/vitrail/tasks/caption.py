@@ -38,7 +38,7 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import CaptionSettings
 from vitrail.tasks.caption_source import CaptionSource, draw_if_generated, keep_images_in_memory
-from vitrail.tasks.encoder_features import compute_encoder_features
+from vitrail.tasks.encoder_token_cache import compute_encoder_features
 from vitrail.tasks.image_task import StartingModel, make_starting_model
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.task import (
@@ -109,7 +109,7 @@ class CaptionTask(Task):
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
         del ranks
-        captions, config = as_caption_source(source, self), self.decoder.config
+        captions, config = check_caption_source(source, self), self.decoder.config
         known = captions.tokenizer
         if (config.vocabulary, config.pad) != (known.vocabulary, known.pad):
             raise ConfigError(
@@ -129,7 +129,7 @@ class CaptionTask(Task):
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         self.smoothing = recipe.augmentation.smoothing
-        self.preprocessing = as_caption_source(source, self).preprocessing
+        self.preprocessing = check_caption_source(source, self).preprocessing
 
     def encode(self, batch: Batch) -> Memory:
         """The tokens of the images, those that the batch has or those that the encoder computes: (B, N, D)."""
@@ -163,7 +163,7 @@ class CaptionTask(Task):
         limit: int | None = None,
     ) -> MeanMetrics:
         """Loss and perplexity of the captions; at the end of a run also exact matches and BLEU of greedy ones."""
-        captions, skipped = as_caption_source(source, self), list[str]()
+        captions, skipped = check_caption_source(source, self), list[str]()
         batches = source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit)
 
         def compute_logits(each: Batch) -> Tensor:
@@ -217,7 +217,7 @@ def freeze_unused_weights(encoder: ImageModel) -> None:
         weight.requires_grad_(gradient is not None)
 
 
-def as_caption_source(source: Source, task: Task) -> CaptionSource:
+def check_caption_source(source: Source, task: Task) -> CaptionSource:
     if not isinstance(source, CaptionSource):
         raise ConfigError(f"{type(task).__name__} trains on captions; expected images with captions, not {source.name}")
     return source

@@ -22,7 +22,7 @@ from vitrail.data.images.loader import BatchDataset, ShuffledSampler, evaluation
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.tasks.encoder_features import EncoderFeatures
+from vitrail.tasks.encoder_token_cache import EncoderFeatures
 
 
 @dataclass(frozen=True, kw_only=True)

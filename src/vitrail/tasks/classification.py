@@ -19,7 +19,7 @@ from vitrail.models.base.contract import ImageModel
 from vitrail.recipes.recipe import LoopSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
-from vitrail.tasks.image_task import ImageTask, as_image_source, build_image_task
+from vitrail.tasks.image_task import ImageTask, build_image_task, check_image_source
 from vitrail.tasks.metric import CLASSIFICATION_METRICS
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup
 
@@ -62,7 +62,7 @@ class Classification(ImageTask):
         self.classes, self.augmentation, self.loop = 0, Augmentation(), LoopSettings()
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
-        data, model, loop = as_image_source(source, self).data, self.backbone, recipe.loop
+        data, model, loop = check_image_source(source, self).data, self.backbone, recipe.loop
         config = model.config
         if len(data.classes) < 2:
             only = ", ".join(data.classes)
@@ -82,7 +82,7 @@ class Classification(ImageTask):
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         super().setup(source, recipe)
-        images = as_image_source(source, self)
+        images = check_image_source(source, self)
         self.classes, self.augmentation, self.loop = len(images.data.classes), recipe.augmentation, recipe.loop
 
     @property
@@ -115,7 +115,7 @@ class Classification(ImageTask):
         device: torch.device,
         limit: int | None = None,
     ) -> Evaluation:
-        images = as_image_source(source, self)
+        images = check_image_source(source, self)
         dataset = images.select_validation_images(limit)
         assert dataset is not None
         return evaluate(

@@ -20,7 +20,7 @@ from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks.classification import Classification, LossInputs
 from vitrail.tasks.image_source import ImageSource
-from vitrail.tasks.image_task import as_image_source, build_image_task
+from vitrail.tasks.image_task import build_image_task, check_image_source
 from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup
 from vitrail.tasks.teacher import Teacher, TeacherView
 from vitrail.tasks.teacher_cache import TeacherCache
@@ -174,7 +174,7 @@ def build_distillation(request: Request, context: BuildContext) -> TaskSetup:
     if request.teacher is None:
         raise ConfigError("the task distillation has no `teacher`; set it to a trained model")
     setup = build_image_task(request, context, Classification)
-    source = as_image_source(setup.source, setup.task)
+    source = check_image_source(setup.source, setup.task)
     if request.teacher_cache is not None:
         check_no_random_augmentation(request.recipe)
     cache_folder = None if request.teacher_cache is None or context.dry_run else Path(request.teacher_cache)

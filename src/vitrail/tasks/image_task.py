@@ -45,11 +45,11 @@ class ImageTask(Task):
 
     def initialise(self, source: Source, recipe: Recipe) -> None:
         if recipe.loop.whiten:
-            images = as_image_source(source, self).load_evenly_spaced_images(MAX_WHITENING_IMAGES)
+            images = check_image_source(source, self).load_evenly_spaced_images(MAX_WHITENING_IMAGES)
             self.backbone.whiten(images)
 
     def setup(self, source: Source, recipe: Recipe) -> None:  # noqa: ARG002  # the recipe is for subclasses
-        self.preprocessing = as_image_source(source, self).preprocessing
+        self.preprocessing = check_image_source(source, self).preprocessing
 
     def describe(self) -> str:
         return f"{super().describe()}, {'×'.join(map(str, self.backbone.config.image_size))} pixels"
@@ -60,7 +60,7 @@ class ImageTask(Task):
         return normalize(pixels, self.preprocessing)
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:  # noqa: ARG002  # ranks are for subclasses
-        images, config = as_image_source(source, self), self.backbone.config
+        images, config = check_image_source(source, self), self.backbone.config
         if len(images.preprocessing.mean) != config.channels:
             means = len(images.preprocessing.mean)
             raise ConfigError(f"{means} means for a model of {config.channels} channels; expected one per channel")
@@ -74,7 +74,7 @@ class ImageTask(Task):
             raise ConfigError("`whiten` is true; expected false, or a model with filters to whiten, such as cct_cpu_32")
 
 
-def as_image_source(source: Source, task: Task) -> ImageSource:
+def check_image_source(source: Source, task: Task) -> ImageSource:
     if not isinstance(source, ImageSource):
         raise ConfigError(f"{type(task).__name__} trains on images; expected images, not {source.name}")
     return source
@@ -139,7 +139,7 @@ def build_image_task(request: Request, context: BuildContext, make_task: Callabl
         context.report(f"note   {note}")
     with context.progress(None, "decoding") as advance:
         data = cache_if_small(data, request.cache * 1e9, lambda: advance(1))
-    return replace(setup, source=replace(as_image_source(setup.source, setup.task), data=data))
+    return replace(setup, source=replace(check_image_source(setup.source, setup.task), data=data))
 
 
 def assemble_image_task(request: Request, data: DatasetSplits, make_task: Callable[[Any], Task]) -> TaskSetup:

@@ -66,7 +66,7 @@ class Source(Protocol):
 
 def is_source(data: Any) -> bool:
     """Whether data are batches of examples already; the properties of a source may read files."""
-    return hasattr(type(data), "load_validation_batches")
+    return hasattr(type(data), "load_validation_batches")  # data may be of any class
 
 
 class CopyError(ConfigError):

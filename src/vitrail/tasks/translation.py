@@ -93,7 +93,7 @@ class TranslationTask(Task):
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
         del ranks
         check_reads_text(type(self.backbone), "the model")
-        pairs, config = as_text_source(source, self), self.backbone.config
+        pairs, config = check_text_source(source, self), self.backbone.config
         known = pairs.tokenizer
         sources = asdict(config).get("source_vocabulary") or config.vocabulary
         if (config.vocabulary, sources, config.pad) != (known.vocabulary, known.vocabulary, known.pad):
@@ -129,7 +129,7 @@ class TranslationTask(Task):
         limit: int | None = None,
     ) -> MeanMetrics:
         """Loss and perplexity; at the end of a run also BLEU and chrF of some greedy translations."""
-        pairs = as_text_source(source, self)
+        pairs = check_text_source(source, self)
         batches = source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit)
         loss, _ = measure_token_loss(self.backbone, batches, self.pad, device, self.ranks)
         count = pairs.validation_count if limit is None else min(limit, pairs.validation_count)
@@ -154,7 +154,7 @@ class TranslationTask(Task):
         return {"bleu": found.bleu, "chrf": found.chrf}
 
 
-def as_text_source(source: Source, task: Task) -> TextSource:
+def check_text_source(source: Source, task: Task) -> TextSource:
     if not isinstance(source, TextSource):
         raise ConfigError(f"{type(task).__name__} trains on sentence pairs; expected pairs, not {source.name}")
     return source

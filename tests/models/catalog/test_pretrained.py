@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.base.errors import CheckpointError
-from vitrail.models.catalog.preset_list import list_presets
+from vitrail.models.catalog.preset_costs import list_presets
 from vitrail.models.catalog.pretrained import (
     find_nearest_preset_with_weights,
     find_pretrained_weights,

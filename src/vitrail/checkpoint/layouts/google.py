@@ -74,7 +74,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         tensors[positions], size = make_fixed_positions(tensors["embedding/kernel"], known)
         fixed_fields = {"positions": FIXED_POSITIONS, "trained_size": size}
     family, source = get_source(NAME, tensors, contents.path)
-    model = layout.UntranslatedModel(
+    model = layout.ModelBeforeRenaming(
         layout=NAME,
         family=family,
         source=source,

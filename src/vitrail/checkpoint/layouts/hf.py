@@ -98,7 +98,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
     if made is not None and "any_size" in source.details:
         fields["image_size"] = made
     processor_fields, processor_warnings = fields_from_processor(contents.preprocessor, source)
-    model = layout.UntranslatedModel(
+    model = layout.ModelBeforeRenaming(
         layout=NAME,
         family=family,
         source=source,

@@ -50,7 +50,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
     tensors = {name: tensor for name, tensor in contents.tensors.items() if name not in biases}
     width = tensors["transformer.wte.weight"].shape[-1]
     heads = layout.get_typed_field(config, "n_head", int, source.heads.get(width, 0))
-    model = layout.UntranslatedModel(
+    model = layout.ModelBeforeRenaming(
         layout=NAME,
         family=family,
         source=source,

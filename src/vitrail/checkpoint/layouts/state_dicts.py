@@ -58,14 +58,14 @@ def read_state_dict(
     """Translate tensors under the names of a layout.
 
     The first axis of `kernel` is the model's width, by which heads are found. `owned` is whether the file is known to
-    be the owner's. `facts` are further fields of an UntranslatedModel.
+    be the owner's. `facts` are further fields of an ModelBeforeRenaming.
     """
     family, source = get_source(name, tensors, contents.path)
     timm.refuse_incompatible_model(contents.path.name, family, source)
     kernel = source.details.get("kernel", kernel)
     heads = layout.find_heads_by_width(tensors, kernel, source) if owned else {}
     given: dict[str, Any] = {"policy": "deit", "fixed_fields": layout.OWNER_FIXED_FIELDS if owned else (), **facts}
-    model = layout.UntranslatedModel(
+    model = layout.ModelBeforeRenaming(
         layout=name,
         family=family,
         source=source,

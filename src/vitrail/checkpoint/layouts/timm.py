@@ -59,7 +59,7 @@ def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCh
         named_fields["activation"] = "gelu_tanh"
     card_fields = layout.merge_agreeing_fields(fields_from_timm_config(card, tensors, family, source), known)
     defaults = {**source.details.get("pretrained_cfg", {}), **pretrained}
-    model = layout.UntranslatedModel(
+    model = layout.ModelBeforeRenaming(
         layout=NAME,
         family=family,
         source=source,

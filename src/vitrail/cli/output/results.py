@@ -60,7 +60,7 @@ def prepare_figure_folder(folder: Path | None, files: Iterable[str], *, overwrit
     new_figure(1, 1)
 
 
-def make_messages(on_result: Callable[[object], object] = print) -> Messages:
+def make_message_callbacks(on_result: Callable[[object], object] = print) -> Messages:
     """The messages of commands: results on stdout, everything else on stderr."""
     from vitrail.cli.output.progress import progress_bar
 

@@ -48,7 +48,7 @@ from vitrail.evaluation.probes.stored_features import (
     store_features,
 )
 from vitrail.models.base.checks import check_count, pair
-from vitrail.models.catalog.preset_list import shorten_model_names
+from vitrail.models.catalog.preset_costs import shorten_model_names
 from vitrail.opening import Opened, open_model
 
 MAE = "mae"  # the task of a run and the layout of a checkpoint

@@ -56,7 +56,7 @@ class ImageBank(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenedImageBank:
+class UncomputedImageBank:
     """Images whose features are computed."""
 
     name: str
@@ -117,17 +117,17 @@ class FeatureBank:
 
 def open_bank(data: Any) -> ImageBank:
     """Open a folder, a data set, its name, a file of features, or a list of images; a bank is returned unchanged."""
-    if isinstance(data, OpenedImageBank | FeatureBank):
+    if isinstance(data, UncomputedImageBank | FeatureBank):
         return data
     if isinstance(data, str | Path) and Path(data).suffix.lower() in FEATURE_FORMAT_BY_SUFFIX:
         return open_stored_features_file(Path(data))
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         items = [each if isinstance(each, ImageItem) else ImageItem(each, str(each)) for each in data]
         labels = frozenset(each.label for each in items if each.label is not None)
-        return OpenedImageBank(name="the given list", count=len(items), item=items.__getitem__, labels=labels)
+        return UncomputedImageBank(name="the given list", count=len(items), item=items.__getitem__, labels=labels)
     found = open_data(data, val_share=0.0, need_classes=False)
     parts = [part for part in (found.train, found.val) if part is not None]
-    return OpenedImageBank(
+    return UncomputedImageBank(
         name=found.name,
         count=sum(map(len, parts)),
         item=partial(take_item, parts, found.classes),

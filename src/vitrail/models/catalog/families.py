@@ -12,7 +12,7 @@ from vitrail.models import FAMILIES, TEXT_FAMILIES
 from vitrail.models.base.contract import check_declarations
 from vitrail.models.base.family import Family
 from vitrail.models.catalog.external_families import UntrustedCodeError, is_external_family_name, load_external_family
-from vitrail.models.catalog.preset_list import list_presets, resolve_alias
+from vitrail.models.catalog.preset_costs import list_presets, resolve_alias
 from vitrail.models.catalog.pretrained import unknown_model_error
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitrail.base.errors import CheckpointError, ConfigError, find_nearest_name, unknown_name_error
-from vitrail.models.catalog.preset_list import list_presets, resolve_alias
+from vitrail.models.catalog.preset_costs import list_presets, resolve_alias
 
 TABLE_FILE = Path(__file__).with_name("pretrained.csv")
 PUBLISHED_STEM = re.compile(r"(.+)-[0-9a-f]{8}")  # facebook's file names, as torch.hub expects them

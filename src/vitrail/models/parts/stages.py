@@ -18,13 +18,14 @@ from vitrail.models.parts.encoder import scale_rate
 
 def check_stages(config: Any, *parts: str, divided: bool = True) -> None:
     """Check that there are stages, with one width and one of each of the `parts`, and that heads divide the widths."""
-    stages, heads = config.stages, getattr(config, "heads", None)
+    values: dict[str, Any] = vars(config)
+    stages, heads = config.stages, values.get("heads")
     if not stages:
         raise ConfigError("stages is (); expected at least one number, the blocks of a stage")
     for name in ("widths", *(("heads",) if isinstance(heads, tuple) else ()), *parts):
-        if len(values := getattr(config, name)) != len(stages):
+        if len(values[name]) != len(stages):
             raise ConfigError(
-                f"{name} is {values} for {len(stages)} stages; expected {len(stages)} numbers, one per stage"
+                f"{name} is {values[name]} for {len(stages)} stages; expected {len(stages)} numbers, one per stage"
             )
     if isinstance(heads, tuple) and divided:
         for width, count in zip(config.widths, heads, strict=True):

@@ -23,7 +23,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import AimSettings
-from vitrail.tasks.image_task import as_image_source
+from vitrail.tasks.image_task import check_image_source
 from vitrail.tasks.metric import LOSS_METRIC
 from vitrail.tasks.pretraining.parts.patches import (
     compute_patch_statistics,
@@ -158,7 +158,7 @@ class AutoregressiveImageModel(Pretraining):
         batch = self.load_figure_images(source, device)
         if not batch.size:
             return []
-        inputs, prepared = self.normalise(batch["images"]), as_image_source(source, self).preprocessing
+        inputs, prepared = self.normalise(batch["images"]), check_image_source(source, self).preprocessing
         predicted = self.predict_patches(inputs)
         grey = torch.zeros_like(predicted[:, :1])  # the mean color: there is nothing to predict the first patch from
         shown = {

@@ -24,7 +24,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import IgptSettings
-from vitrail.tasks.image_task import as_image_source
+from vitrail.tasks.image_task import check_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.pretraining.parts.palette import compute_color_entropy, make_palette, sample_pixels
 from vitrail.tasks.pretraining.parts.patches import draw_mask
@@ -63,7 +63,7 @@ class ImageGpt(Pretraining):
             raise ConfigError(
                 f"the task predicts palette colours, and this {kind} has no palette; use `model` igpt_cpu"
             )
-        config, prepared = self.backbone.config, as_image_source(source, self).preprocessing
+        config, prepared = self.backbone.config, check_image_source(source, self).preprocessing
         if config.causal is (self.settings.objective == "bert"):
             raise ConfigError(
                 f"`objective` is {self.settings.objective}, and the model was built with causal={config.causal}; "
@@ -86,7 +86,7 @@ class ImageGpt(Pretraining):
 
     def initialise(self, source: Source, recipe: Recipe) -> None:
         """Make the palette, unless the model was loaded with one, and measure how often its colours occur."""
-        model, images = self.backbone, as_image_source(source, self)
+        model, images = self.backbone, check_image_source(source, self)
         pixels = sample_pixels(images, recipe.loop.seed)
         if model.has_default_palette:
             palette = make_palette(pixels, model.config.colours, recipe.loop.seed)
@@ -126,7 +126,7 @@ class ImageGpt(Pretraining):
         if not batch.size or not self.backbone.config.causal:
             return []
         colours = self.backbone.quantise(self.normalise(batch["images"]))
-        completions = self.complete(colours, as_image_source(source, self).seed)
+        completions = self.complete(colours, check_image_source(source, self).seed)
         rows = [colours, *completions]
         arrays = [self.backbone.paint(each).float().cpu().permute(0, 2, 3, 1).numpy() / 2 + 0.5 for each in rows]
         given = arrays[0].copy()

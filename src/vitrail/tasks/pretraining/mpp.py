@@ -30,7 +30,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import MppSettings
-from vitrail.tasks.image_task import as_image_source
+from vitrail.tasks.image_task import check_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.pretraining.parts.masked_prediction import (
     BASELINE_IMAGES,
@@ -102,7 +102,7 @@ class Mpp(MaskedPrediction):
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         super().setup(source, recipe)
-        images = as_image_source(source, self)
+        images = check_image_source(source, self)
         if self.cells is None:
             std = torch.tensor(images.preprocessing.std)
             self.baseline = compute_mean_color_error(images, power=2, scale=std)

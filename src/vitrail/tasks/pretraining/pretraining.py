@@ -29,7 +29,7 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.image_source import ImageSource
-from vitrail.tasks.image_task import ImageTask, as_image_source, build_image_task
+from vitrail.tasks.image_task import ImageTask, build_image_task, check_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.task import BuildContext, MeanMetrics, Source, Task, TaskSetup
 
@@ -98,7 +98,7 @@ class Pretraining(ImageTask):
         if not found.examples and source.validation_count and limit is None:
             reason = f", for instance: {found.skipped[0]}" if found.skipped else ""
             raise DataError(f"none of {source.validation_count} validation images can be read{reason}")
-        measured = self.measure_features(as_image_source(source, self), batch, workers, device, limit)
+        measured = self.measure_features(check_image_source(source, self), batch, workers, device, limit)
         if "baseline_loss" in found.metrics:
             measured["relative_loss"] = found.metrics["loss"] / found.metrics["baseline_loss"]
         return replace(found, metrics={**found.metrics, **measured})
@@ -157,7 +157,7 @@ class Pretraining(ImageTask):
         """Evenly spaced validation images for a figure, or training images if there are none; unreadable ones are left
         out.
         """
-        images = as_image_source(source, self)
+        images = check_image_source(source, self)
         chosen = take_evenly_spaced_images(images.data.val or images.train_images, count)
         return next(iter(evaluation_batches(chosen, images.preprocessing))).to(device)
 

@@ -24,7 +24,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import SimMimSettings
-from vitrail.tasks.image_task import as_image_source
+from vitrail.tasks.image_task import check_image_source
 from vitrail.tasks.pretraining.parts.masked_prediction import MaskedPrediction, compute_mean_color_error
 from vitrail.tasks.pretraining.parts.patches import (
     draw_noise,
@@ -69,7 +69,7 @@ class SimMim(MaskedPrediction):
 
     def setup(self, source: Source, recipe: Recipe) -> None:
         super().setup(source, recipe)
-        self.baseline = compute_mean_color_error(as_image_source(source, self), power=1)
+        self.baseline = compute_mean_color_error(check_image_source(source, self), power=1)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
         images = self.normalise(batch["images"])

@@ -30,11 +30,11 @@ from vitrail.data.images.augment.augmentations import (
     apply_operation,
     apply_policy_and_jitter,
     augment_image,
-    auto_augment_amount,
+    auto_augment_argument,
     can_augment_as_batch,
     mixup_or_cutmix,
     normalize,
-    rand_augment_amount,
+    rand_augment_argument,
     random_cutmix_box,
     random_erase,
     shift_and_flip_batch,
@@ -245,7 +245,7 @@ def test_operations_equal_timm(name: str, level: float, monkeypatch: pytest.Monk
     operation: Any = theirs.AugmentOp(IN_TIMM[name], prob=1.0, magnitude=level * 10, hparams=hparams)  # pyright: ignore
     for sign in (1, -1) if name in SIGNED_OPERATIONS else (1,):
         monkeypatch.setattr(theirs, "_randomly_negate", partial(mul, sign))
-        mine = apply_operation(image, name, sign * rand_augment_amount(name, level), WARP)
+        mine = apply_operation(image, name, sign * rand_augment_argument(name, level), WARP)
         if (name, level) == ("posterize", 1.0):  # 0 bits, which recent Pillow refuses
             assert same(mine, Image.new("RGB", image.size))
         else:
@@ -275,7 +275,7 @@ def test_autoaugment_equals_torchvision(pair: int, sign: int, monkeypatch: pytes
     image = make_policy_image()
     mine = image
     for name, _, magnitude in IMAGENET_POLICY[pair]:
-        amount = auto_augment_amount(name, magnitude / 9)
+        amount = auto_augment_argument(name, magnitude / 9)
         mine = apply_operation(mine, name, -amount if name in SIGNED_OPERATIONS and sign == 0 else amount, NEAREST)
     difference = np.abs(np.asarray(mine).astype(int) - np.asarray(policy(image)))
     if "shear_x" in (

@@ -168,13 +168,13 @@ def rand_augment(image: Image.Image, augmentation: Augmentation, warp: WarpOptio
     for _ in range(augmentation.operations):
         name = random.choice(RAND_AUGMENT_OPERATIONS)
         magnitude = random.gauss(augmentation.magnitude, augmentation.magnitude_std)
-        amount = randomly_negate(name, rand_augment_amount(name, min(max(magnitude, 0), 10) / 10), random)
+        amount = randomly_negate(name, rand_augment_argument(name, min(max(magnitude, 0), 10) / 10), random)
         if random.random() < 0.5:
             image = apply_operation(image, name, amount, warp)
     return image
 
 
-def rand_augment_amount(name: str, level: float) -> float:
+def rand_augment_argument(name: str, level: float) -> float:
     """The argument of an operation at a level from 0 (weakest) to 1."""
     match name:
         case "posterize":
@@ -190,13 +190,13 @@ def rand_augment_amount(name: str, level: float) -> float:
 def auto_augment(image: Image.Image, warp: WarpOptions, random: Random) -> Image.Image:
     """A random pair of operations of the ImageNet policy."""
     for name, rate, magnitude in random.choice(IMAGENET_POLICY):
-        amount = randomly_negate(name, auto_augment_amount(name, magnitude / 9), random)
+        amount = randomly_negate(name, auto_augment_argument(name, magnitude / 9), random)
         if random.random() < rate:
             image = apply_operation(image, name, amount, warp)
     return image
 
 
-def auto_augment_amount(name: str, level: float) -> float:
+def auto_augment_argument(name: str, level: float) -> float:
     match name:
         case "posterize":
             return 8 - round(level * 4)

@@ -5,7 +5,12 @@ import json
 import pytest
 
 from vitrail.base.errors import ConfigError
-from vitrail.models.catalog.preset_table import describe_presets, find_presets, list_comparison_cells, list_preset_cells
+from vitrail.models.catalog.preset_display import (
+    describe_presets,
+    find_presets,
+    list_comparison_cells,
+    list_preset_cells,
+)
 from vitrail.models.catalog.pretrained import read_pretrained_table
 
 

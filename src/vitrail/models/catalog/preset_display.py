@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.text import TableCells
-from vitrail.models.catalog.preset_list import list_presets
+from vitrail.models.catalog.preset_costs import list_presets
 from vitrail.models.catalog.pretrained import (
     PretrainedWeights,
     find_nearest_preset_with_weights,

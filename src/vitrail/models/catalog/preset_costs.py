@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
-from vitrail.base.text import shorten_paths
+from vitrail.base.text import make_unique_path_ends
 
 COSTS_FILE = Path(__file__).with_name("costs.json")
 
@@ -33,4 +33,4 @@ def resolve_alias(name: str) -> str | None:
 def shorten_model_names(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
     """The shortest unique end of each path, for a table; an alias such as ViT-B/16 is not a path."""
     paths = [name.replace("/", "\0") if resolve_alias(name) else name for name in names]
-    return [path.replace("\0", "/") for path in shorten_paths(paths, taken)]
+    return [path.replace("\0", "/") for path in make_unique_path_ends(paths, taken)]
