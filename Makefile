@@ -64,6 +64,7 @@ notebook: setup  ## after changing examples/first_steps.py: executes it and stor
 KEEP_FREED_MEMORY = MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184
 bench: setup  ## throughput, of other architectures too, DeiT's variants, the cost of a teacher and of looking inside, predicting, decoding, loading and images, interleaved
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/throughput.py
+	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/precision.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/deit_variants.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/families.py
 	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/distillation.py

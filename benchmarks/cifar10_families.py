@@ -107,6 +107,7 @@ def train(entry: Entry, data: str, out: Path, minutes: float) -> None:
     for field in entry.fields.split():
         words += ["--set", field]
     words += ["--minutes", str(minutes), "--threads", "1", "--seed", str(entry.seed), "--early-size", "0"]
+    words += ["--precision", "float32"]
     words += ["--no-whiten", "--out", str(folder)]
     done = subprocess.run([sys.executable, "-m", "vitrail", *words], capture_output=True, text=True, check=False)
     if done.returncode:

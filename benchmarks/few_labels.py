@@ -38,7 +38,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     data = vitrail.open_data(given.data)
     assert isinstance(data.train, ArrayDataset)
-    recipe: Recipe = vitrail.open_recipe("cifar10-cpu").with_settings({"minutes": None, "epochs": given.epochs})
+    recipe: Recipe = vitrail.open_recipe("cifar10-cpu").with_settings(
+        {"minutes": None, "epochs": given.epochs, "precision": "float32"}
+    )
     recipe = recipe.with_settings({"warmup": given.epochs / 16, "batch": 50})  # of an epoch, as in the recipe
     recipe = recipe if given.lr is None else recipe.with_settings({"lr": given.lr})
     how = vitrail.Preprocessing(image_size=32).with_fields(recipe.preprocessing)
