@@ -46,6 +46,7 @@ FREE = {  # keys that no two runs share: times, random names, checksums of files
         "tokens_per_second",
         "sentences_per_second",
         "created",
+        "until",
         "command",
         "checksum",
         "files",
