@@ -36,6 +36,8 @@ EXCEPTIONS: list[tuple[str, str, str]] = [
     ("*", "/run.json *precision", "a run is told to choose its precision, and writes what it chose"),
     ("*", "*config.json .kind", "the folder of a model names its kind"),
     ("*", "*config.json .format", "the folder of a model names its kind"),
+    ("probe*", "*few_shot.1.*", "one-shot probes standardize by all training images"),
+    ("probe*", "*.1-shot", "one-shot probes standardize by all training images"),
 ]
 NOT_COMPARED = {".png", ".svg", ".html", ".onnx", ".pt2", ".md", ".lock", ".pt"}  # graphs by what they predict
 SKIPPED = {"checkpoints", "tensorboard", "figures"}  # the model, the log and a resumed run tell the same
