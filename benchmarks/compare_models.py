@@ -29,11 +29,12 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {  # models next to the first of 
 }
 SMALLER: dict[str, tuple[Callable[[Any], Any], ...]] = {  # the first that the config accepts; else it stays as it is
     "classes": (lambda classes: min(classes, 10),),
+    "cooling": (lambda _: False,),  # which short stages do not use
     "stages": (
         lambda stages: tuple(min(blocks, 1) for blocks in stages),
         lambda stages: (min(stages[0], 2),) * len(stages),
     ),
-    "convolutions": (lambda counts: tuple(min(count, 1) for count in counts),),
+    "convolutions": (lambda counts: tuple(min(each, 1) for each in counts) if isinstance(counts, tuple) else counts,),
     "widths": tuple(lambda widths, by=by: tuple(width // by for width in widths) for by in (8, 4, 2)),
     "token_widths": tuple(lambda widths, by=by: tuple(width // by for width in widths) for by in (8, 4, 2)),
     "reattending": (lambda _: 1,),
