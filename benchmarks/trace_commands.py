@@ -34,7 +34,7 @@ TRACES = {  # the line, and what the path of the weights contains
     "export": ("export {weights} shipped", "{weights}"),
 }
 SPEEDS = {  # a model that takes time, and one that waits for images
-    "training step": "--set image_size=32 --set patch_size=4 --set width=64",
+    "training step": "--set image_size=32 --set patch_size=4 --set width=64 --set heads=4",
     "loader": "--set image_size=32 --set patch_size=16 --set width=8 --policy rand",
 }
 PATHS = ("pathlib.py", "genericpath.py", "posixpath.py", "<frozen os>")
