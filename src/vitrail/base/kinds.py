@@ -25,7 +25,7 @@ class Kind:
 
     `commands` has, as "module:function", what each command calls with the name of the model and its options; those that
     the function does not take are refused. `predict`, `embed`, `translate` and `caption` return a RowSource of
-    `vitrail.predict.job`, and `evaluate` an OpenEvaluation.
+    `vitrail.predict.job`, `evaluate` an OpenEvaluation, `serve` a ServedModel and `explore` an Explorer.
     """
 
     name: str  # in config.json
@@ -58,6 +58,68 @@ class OpenEvaluation(Protocol):
     @property
     def files(self) -> Sequence[str]: ...  # that the result writes to a folder
     def run(self, progress: Callable[[int], object] = ...) -> ModelScores: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedTensor:
+    """An input or output of a served model, in the terms of the Open Inference Protocol."""
+
+    name: str
+    datatype: str  # UINT8, FP32, BYTES
+    shape: tuple[int, ...] = ()  # of one item, without the batch
+    labels: Sequence[str] | None = None  # of the values of an output
+
+
+class ServedModel(Protocol):
+    """A model that `vitrail serve` runs: an item is one photo or one text.
+
+    Built once as `Class(model=name, …)` by the command serve of its kind. Worker threads call `prepare` and `run`,
+    several at once; the event loop calls the others, which are quick.
+    """
+
+    @property
+    def opened(self) -> Any: ...  # an Opened
+    @property
+    def facts(self) -> Mapping[str, Any]: ...  # for people, as JSON: kind, classes, labels, precision, engine, digest
+    @property
+    def inputs(self) -> Sequence[ServedTensor]: ...  # a request has one of them; the first takes bytes as they came
+    @property
+    def outputs(self) -> Sequence[ServedTensor]: ...  # the first is the prediction
+    @property
+    def features(self) -> str | None: ...  # the output that is an embedding, None if there is none
+    @property
+    def streams(self) -> int: ...  # calls of `run` at the same time
+    @property
+    def item_bytes(self) -> int: ...  # memory that preparing and running one item takes at most
+
+    def parse_settings(self, given: Mapping[str, Any]) -> Any:
+        """The parameters of a request, such as top_k, checked; a VitrailError says what was expected."""
+        ...
+
+    def prepare(self, name: str, value: Any, settings: Any) -> Any:
+        """An item for `run`, from the bytes or the array of an input; a DataError if it cannot be read."""
+        ...
+
+    def run(self, item: Any, outputs: Sequence[str]) -> Mapping[str, Any]:
+        """The outputs of these names: an array for each, or a list of bytes for BYTES, of the shape of one item."""
+        ...
+
+    def to_json(self, found: Mapping[str, Any], settings: Any) -> Any:
+        """A prediction as clients of Hugging Face expect it."""
+        ...
+
+
+class Explorer(Protocol):
+    """What the page of `vitrail serve` asks a model for. Built once as `Class(model=name, opened=Opened)` by the
+    command explore of its kind; one worker thread calls `explore`."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the page has to know before the first photo, as JSON."""
+        ...
+
+    def explore(self, body: bytes, query: Mapping[str, str]) -> bytes:
+        """The figures of a photo, or of a text in UTF-8, as one safetensors file; a VitrailError says what is wrong."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
