@@ -73,7 +73,7 @@ def test_two_runs_with_an_empty_cache_share_their_file(tmp_path: Path, monkeypat
 
     def compute_while_another_run_starts(file: Any, view: Any, images: Any, indices: Any, progress: Any) -> None:
         computed.extend(indices.tolist())
-        if len(computed) == 16:
+        if second.ident is None:  # not started
             second.start()
             assert waiting.wait(60)
         waiting.set()
