@@ -17,7 +17,7 @@ $(CORE): pyproject.toml constraints.txt
 	touch $@
 
 $(READY): $(CORE)
-	$(PIP) -e '.[log,fast,export,embed,text,test,parity]'
+	$(PIP) -e '.[log,fast,export,embed,text,serve,test,parity]'
 	$(PIP) --no-deps lightly  # for the parity of losses; its dependencies would pull in a training framework
 	touch $@
 

@@ -68,6 +68,7 @@ class ServedTensor:
     datatype: str  # UINT8, FP32, BYTES
     shape: tuple[int, ...] = ()  # of one item, without the batch
     labels: Sequence[str] | None = None  # of the values of an output
+    text: bool = False  # BYTES that are a text in UTF-8, not a file: JSON has it as it is, not in base64
 
 
 class ServedModel(Protocol):
@@ -87,6 +88,8 @@ class ServedModel(Protocol):
     def outputs(self) -> Sequence[ServedTensor]: ...  # the first is the prediction
     @property
     def features(self) -> str | None: ...  # the output that is an embedding, None if there is none
+    @property
+    def example(self) -> bytes: ...  # for the first input: a photo or a text of the package, run once at the start
     @property
     def streams(self) -> int: ...  # calls of `run` at the same time
     @property

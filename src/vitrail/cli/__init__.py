@@ -29,7 +29,7 @@ from vitrail.tasks import PRETRAINING_TASKS
 COMMAND_GROUPS = {  # headings of `vitrail --help`
     "Train": ("train", "distill", "pretrain", *(f"pretrain {task}" for task in PRETRAINING_TASKS), "runs"),
     "Evaluate": ("eval", "probe", "compare", "bench"),
-    "Predict and ship": ("predict", "embed", "translate", "caption", "export"),
+    "Predict and ship": ("predict", "embed", "translate", "caption", "export", "serve"),
     "Look inside": ("explain", "look", "report"),
     "Models and checkpoints": ("models", "summary", "convert"),
     "Study": ("ablate", "study cost", "study positions"),

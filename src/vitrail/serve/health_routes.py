@@ -1,0 +1,31 @@
+"""Whether the service lives and is ready, for people, probes and balancers."""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from vitrail.serve.service import Service
+
+
+class HealthRoutes:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def list(self) -> list[Route]:
+        return [
+            Route("/health", self.ready, methods=["GET"]),
+            Route("/models/{model}/health", self.ready, methods=["GET"]),
+            Route("/v2/health/ready", self.ready, methods=["GET"]),
+            Route("/v2/health/live", self.live, methods=["GET"]),
+        ]
+
+    async def ready(self, request: Request) -> Response:
+        if "model" in request.path_params:
+            self.service.models.find(request.path_params["model"])
+        ready = self.service.is_ready
+        # the text of the protocol says live, its clients read ready
+        return JSONResponse({"live": True, "ready": ready}, 200 if ready else 503)
+
+    async def live(self, request: Request) -> Response:  # noqa: ARG002
+        alive = self.service.is_alive
+        return JSONResponse({"live": alive}, 200 if alive else 503)

@@ -1,0 +1,135 @@
+"""The page, the example photos, and what the page asks a model for."""
+
+import hashlib
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from vitrail import __version__
+from vitrail.data.photos import list_example_photos
+from vitrail.serve.model_table import HostedModel
+from vitrail.serve.request_errors import RequestError
+from vitrail.serve.scheduler import Work
+from vitrail.serve.service import Service
+
+PAGE_FOLDER = Path(__file__).with_name("page")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".wasm": "application/wasm",
+}
+CACHE_BYTES = 256 * 2**20  # of explanations
+
+
+class AnswerCache:
+    """The newest answers, in memory, bounded by their bytes."""
+
+    def __init__(self, most: int = CACHE_BYTES) -> None:
+        self.most, self.held = most, 0
+        self.answers: OrderedDict[Any, bytes] = OrderedDict()
+
+    def get(self, key: Any) -> bytes | None:
+        if key in self.answers:
+            self.answers.move_to_end(key)
+        return self.answers.get(key)
+
+    def put(self, key: Any, answer: bytes) -> None:
+        if len(answer) > self.most or key in self.answers:
+            return
+        self.answers[key] = answer
+        self.held += len(answer)
+        while self.held > self.most:
+            self.held -= len(self.answers.popitem(last=False)[1])
+
+
+class PageRoutes:
+    """Files are found by names that were listed at the start: no path of a request reaches the disk."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.cache = service, AnswerCache()
+        listed = PAGE_FOLDER.rglob("*") if PAGE_FOLDER.is_dir() else ()
+        files = [path for path in listed if path.suffix in TYPES and path.is_file()]
+        self.files = {path.relative_to(PAGE_FOLDER).as_posix(): path for path in files}
+        self.photos = {path.stem: path for path in list_example_photos()}
+
+    def list(self) -> list[Route]:
+        return [
+            Route("/", self.show_page, methods=["GET"]),
+            Route("/page/{name:path}", self.send_page_file, methods=["GET"]),
+            Route("/favicon.svg", self.send_icon, methods=["GET"]),
+            Route("/favicon.ico", self.send_icon, methods=["GET"]),
+            Route("/explore", self.describe, methods=["GET"]),
+            Route("/examples/{name}", self.send_example, methods=["GET"]),
+            Route("/models/{model}/explore", self.explore, methods=["POST"]),
+        ]
+
+    async def show_page(self, request: Request) -> Response:
+        return send_file(request, self.files, "index.html")
+
+    async def send_page_file(self, request: Request) -> Response:
+        return send_file(request, self.files, request.path_params["name"])
+
+    async def send_icon(self, request: Request) -> Response:
+        return send_file(request, self.files, "favicon.svg")
+
+    async def send_example(self, request: Request) -> Response:
+        name = request.path_params["name"].removesuffix(".jpg")
+        return send_file(request, self.photos, name)
+
+    async def describe(self, request: Request) -> Response:  # noqa: ARG002
+        examples = [{"name": name, "title": name.capitalize()} for name in self.photos]
+        models = [each.describe() for each in self.service.models]
+        return JSONResponse({"version": __version__, "models": models, "examples": examples})
+
+    async def explore(self, request: Request) -> Response:
+        """The figures of one photo or text as safetensors."""
+        service, lane = self.service, self.service.explanations
+        model = service.models.find(request.path_params["model"])
+        explorer = model.explorer
+        if explorer is None:
+            raise RequestError(404, f"{model.name} cannot be explored: {model.no_explorer_reason}")
+        service.bodies.check_length(request)
+        lane.check_wait(model.name)
+        query = dict(request.query_params)
+        with service.bodies.count() as held:
+            body = await service.bodies.read(request, held)
+            if not body:
+                raise RequestError(400, "the body is empty; send the bytes of a photo, or a text in UTF-8")
+            key = make_key(model, body, query)
+            answer = self.cache.get(key)
+            if answer is None:
+
+                def compute(work: Work) -> bytes:
+                    del work
+                    return explorer.explore(body, query)
+
+                found = await service.compute(request, lane, model.name, [compute], service.settings.explore_timeout)
+                answer: bytes | None = found[0]
+                self.cache.put(key, found[0])
+        return Response(answer, media_type="application/octet-stream")
+
+
+def make_key(model: HostedModel, body: bytes, query: dict[str, str]) -> Any:
+    return (id(model.explorer), hashlib.sha256(body).digest(), tuple(sorted(query.items())))
+
+
+def send_file(request: Request, files: dict[str, Path], name: str) -> Response:
+    """A small file with its type; 304 if the client has it."""
+    if name not in files:
+        raise RequestError(404, f"no file has the name {name[:100]!r}; expected a name that the page uses")
+    path = files[name]
+    content = path.read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {"etag": tag, "cache-control": "no-cache"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=TYPES[path.suffix], headers=headers)
