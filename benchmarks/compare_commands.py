@@ -126,7 +126,7 @@ COMMANDS: dict[str, Command] = {
             ("attention", "../before/hard --layer all --head all"),
             ("norms", "cct"),
             ("pca", "../before/hard"),
-            ("neighbours", "../before/vit --data ../data/photos"),
+            ("neighbors", "../before/vit --data ../data/photos"),
         )
     },
     "explain-sentence": Command(

@@ -4,7 +4,7 @@
     python benchmarks/few_labels.py --data cifar-10-batches-bin --init runs/simclr/model --lr 1e-3 --epochs 40
 
 Compare the accuracies with the column `50-shot` of `vitrail probe RUN --data … --shots 50` for a run of
-`vitrail pretrain simclr`: the labelled images of each seed are the same, and so is the architecture.
+`vitrail pretrain simclr`: the labeled images of each seed are the same, and so is the architecture.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Training images per second, from file to normalised batch, compared with Pillow and torchvision; one thread.
+"""Training images per second, from file to normalized batch, compared with Pillow and torchvision; one thread.
 
     PYTHONPATH=tests .venv/bin/python benchmarks/image_pipeline.py [FOLDER]
 

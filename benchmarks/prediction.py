@@ -95,8 +95,8 @@ def measure_engines(work: PredictionBench) -> str:
         (
             f"Speed relative to timm's eager model with the same weights "
             f"({describe_weights('ViT-Ti/16', 'ViT-B/16')}), a "
-            f"batch in memory, {work.rounds_of('engines')} rounds. timm receives normalised pixels; vitrail also "
-            "normalises them.",
+            f"batch in memory, {work.rounds_of('engines')} rounds. timm receives normalized pixels; vitrail also "
+            "normalizes them.",
             markdown_table(("model", "batch", "fastest exact", "target", "fastest int8", "target"), best, "lrrrrr"),
             "All engines; × 2 is two streams of one thread each, between which a batch is divided:",
             markdown_table(

@@ -178,7 +178,7 @@ def make_simmim_recipe_steps() -> Mapping[str, Step]:
 class TorchvisionViews:
     """Two views of every image, one after another, as in lightly's loops; for recipes without blur and solarize."""
 
-    def __init__(self, images: ArrayDataset, recipe: Recipe, strengths: tuple[float, ...], grey: float) -> None:
+    def __init__(self, images: ArrayDataset, recipe: Recipe, strengths: tuple[float, ...], gray: float) -> None:
         self.images, self.batch, self.steps = images, recipe.loop.batch, count()
         area, size = tuple(recipe.task["area"]), int(recipe.task["view_size"])
         bicubic = transforms.InterpolationMode.BICUBIC
@@ -187,7 +187,7 @@ class TorchvisionViews:
                 transforms.RandomResizedCrop(size, scale=area, interpolation=bicubic),
                 transforms.RandomHorizontalFlip(),
                 transforms.RandomApply([transforms.ColorJitter(*strengths)], p=0.8),
-                transforms.RandomGrayscale(grey),
+                transforms.RandomGrayscale(gray),
                 transforms.ToTensor(),
                 transforms.Normalize(recipe.preprocessing["mean"], recipe.preprocessing["std"]),
             ]
@@ -231,7 +231,7 @@ def make_simclr_recipe_steps() -> Mapping[str, Step]:
     head = SimCLRProjectionHead(width, hidden, out, num_layers=settings.projector_depth, batch_norm=True)
     theirs, loss = nn.Sequential(deepcopy(model), head), NTXentLoss(settings.loss_temperature)
     strengths = (0.8, 0.8, 0.8, 0.2)
-    views = TorchvisionViews(images, recipe, tuple(settings.jitter * each for each in strengths), settings.grey)
+    views = TorchvisionViews(images, recipe, tuple(settings.jitter * each for each in strengths), settings.gray)
     return {
         "vitrail": make_two_view_step(SimClr(model, settings), images, recipe),
         "lightly": make_step(theirs, lambda: loss(*theirs(torch.cat(views.load())).chunk(2))),
@@ -247,7 +247,7 @@ def make_byol_recipe_steps() -> Mapping[str, Step]:
     theirs = nn.Sequential(student, BYOLPredictionHead(out, hidden, out))
     teacher, loss = deepcopy(student).requires_grad_(False), NegativeCosineSimilarity()
     strengths = (0.4, 0.4, 0.2, 0.1)
-    views = TorchvisionViews(images, recipe, tuple(settings.jitter * each for each in strengths), settings.grey)
+    views = TorchvisionViews(images, recipe, tuple(settings.jitter * each for each in strengths), settings.gray)
 
     def compute_loss() -> Tensor:
         update_momentum(student, teacher, settings.teacher_momentum.at(CLOCK))
@@ -273,7 +273,7 @@ def make_dino_recipe_steps() -> Mapping[str, Step]:
     loss = DINOLoss(settings.prototypes, warmup_teacher_temp_epochs=0)
     strengths = (0.4, 0.4, 0.2, 0.1)
     views = TorchvisionViews(
-        images, replace(recipe, task=size), tuple(settings.jitter * each for each in strengths), settings.grey
+        images, replace(recipe, task=size), tuple(settings.jitter * each for each in strengths), settings.gray
     )
 
     def compute_loss() -> Tensor:
@@ -290,7 +290,7 @@ def make_dino_recipe_steps() -> Mapping[str, Step]:
 
 
 def make_aim_recipe_steps() -> Mapping[str, Step]:
-    """lightly's step gets normalised patches as targets, and its prefixes are half of an image."""
+    """lightly's step gets normalized patches as targets, and its prefixes are half of an image."""
     recipe = open_recipe("aim-cpu")
     settings = AimSettings(**{name: value for name, value in recipe.task.items() if name != "name"})
     model: Any = vitrail.create(str(recipe.model), **{**recipe.fields, "classes": 0})
@@ -320,13 +320,13 @@ def make_aim_recipe_steps() -> Mapping[str, Step]:
 
 
 def make_igpt_recipe_steps() -> Mapping[str, Step]:
-    """transformers' step gets the colours; ours finds them in the palette."""
+    """transformers' step gets the colors; ours finds them in the palette."""
     recipe = open_recipe("igpt-cpu")
     model: Any = vitrail.create(str(recipe.model))
     config, batch = model.config, recipe.loop.batch
     pixels = config.image_size[0] * config.image_size[1]
     peer: Any = {
-        "vocab_size": config.colours + 1,  # the last one is the start
+        "vocab_size": config.colors + 1,  # the last one is the start
         "n_positions": pixels,
         "n_embd": config.width,
         "n_layer": config.depth,
@@ -336,11 +336,11 @@ def make_igpt_recipe_steps() -> Mapping[str, Step]:
         "attn_pdrop": 0,
     }
     theirs = transformers.ImageGPTForCausalImageModeling(transformers.ImageGPTConfig(**peer))
-    colours = torch.randint(config.colours, (batch, pixels))
-    inputs = torch.cat([torch.full((batch, 1), config.colours), colours[:, :-1]], dim=1)
+    colors = torch.randint(config.colors, (batch, pixels))
+    inputs = torch.cat([torch.full((batch, 1), config.colors), colors[:, :-1]], dim=1)
 
     def compute_loss() -> Tensor:
-        return F.cross_entropy(theirs(input_ids=inputs).logits.flatten(0, 1), colours.flatten())
+        return F.cross_entropy(theirs(input_ids=inputs).logits.flatten(0, 1), colors.flatten())
 
     return {"vitrail": make_task_step(ImageGpt(model), batch), "transformers": make_step(theirs, compute_loss)}
 

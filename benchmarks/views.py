@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/views.py
 
 "Pillow" crops, flips and jitters image by image, and decodes an image once per view. "jitter" does the same for a batch
-of views in torch; "all" adds hue, grey and blur, as in SimCLR. The model is a ViT-Ti with patches of 16 pixels (of 4
+of views in torch; "all" adds hue, gray and blur, as in SimCLR. The model is a ViT-Ti with patches of 16 pixels (of 4
 for images of 32 pixels) that trains on such views. All alternate, round after round, in one thread; the median of the
 rounds is printed in milliseconds of CPU time per view.
 """
@@ -34,7 +34,7 @@ BATCH = 16
 MODEL_BATCH = 2  # images
 PILLOW = Augmentation(crop="resized", flip=0.5, jitter=0.4)
 JITTER = ViewAugmentation(brightness=0.4, contrast=0.4, saturation=0.4, jitter_rate=1.0)
-ALL = replace(JITTER, jitter_rate=0.8, hue=0.1, grey_rate=0.2, blur_rate=0.5)
+ALL = replace(JITTER, jitter_rate=0.8, hue=0.1, gray_rate=0.2, blur_rate=0.5)
 
 
 def make_sizes(size: int, views: int) -> dict[str, tuple[int, int]]:

@@ -100,8 +100,8 @@ INPUTS: dict[str, tuple[str, str, Callable[[], bytes]]] = {  # what it is → ho
     "CIFAR pickle: 44 nested tuples as a key": ("cifar", "data_batch_1", tuple_key),
     "idx: a gzip bomb": ("idx", "train-images-idx3-ubyte.gz", gzip_bomb),
     "recipe: YAML aliases": ("recipe", "recipe.yaml", yaml_alias_bomb),
-    "PNG, 1 bit, 13,300²": ("image", "a.png", lambda: images.png(13300, 13300, bits=1, colour=0)),
-    "PNG, 16 bits, 13,300²": ("image", "b.png", lambda: images.png(13300, 13300, bits=16, colour=0)),
+    "PNG, 1 bit, 13,300²": ("image", "a.png", lambda: images.png(13300, 13300, bits=1, color=0)),
+    "PNG, 16 bits, 13,300²": ("image", "b.png", lambda: images.png(13300, 13300, bits=16, color=0)),
     "JPEG, progressive, 4:4:4, 13,300²": (
         "image",
         "a.jpg",

@@ -32,7 +32,7 @@ class RotationPrediction(ImageTask):
         # each image has a random key; torch's generator would give other turns to two processes and to a resumed run
         turns = torch.from_numpy((batch.keys["images"] % 4).astype(int))
         rotated = [image.rot90(int(turn), (-2, -1)) for image, turn in zip(batch["images"], turns, strict=True)]
-        images = self.normalise(torch.stack(rotated))  # uint8 pixels → the model's input, (B, C, H, W)
+        images = self.normalize(torch.stack(rotated))  # uint8 pixels → the model's input, (B, C, H, W)
         turns = turns.to(images.device)
         logits = self.head(self.backbone(images))  # (B, 4)
         return F.cross_entropy(logits, turns), {"accuracy": (logits.argmax(-1) == turns).float().mean()}

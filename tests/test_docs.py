@@ -49,7 +49,7 @@ SLOW_EXAMPLES = (
     "train --data photos --init vit_fashion --batch 4 --dry-run",
     "eval vit_fashion --data fashion --wrong",
     "explain vit_fashion photos",
-    "explain vit_fashion example:coffee --method neighbours",
+    "explain vit_fashion example:coffee --method neighbors",
     "explain cct_cifar10 example:cat --method attention",
     "explain runs/translation",
     "export vit_fashion exported",

@@ -103,8 +103,8 @@ def test_the_module_of_an_export_gets_every_pixel_back(exported: ExportFinder) -
     pixels = random_pixels(2)
     pixels[0].flat[:256] = np.arange(256)
     mean, std = (np.array(each, np.float32) for each in (PREPROCESSING.mean, PREPROCESSING.std))
-    normalised = ((pixels / np.float32(255) - mean) / std).transpose(0, 3, 1, 2)
-    found = loaded.module(torch.from_numpy(np.ascontiguousarray(normalised)))
+    normalized = ((pixels / np.float32(255) - mean) / std).transpose(0, 3, 1, 2)
+    found = loaded.module(torch.from_numpy(np.ascontiguousarray(normalized)))
     assert np.array_equal(found.numpy(), loaded.model(pixels))
 
 

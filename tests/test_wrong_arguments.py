@@ -10,7 +10,7 @@ import pytest
 import vitrail
 
 PUBLIC: Any = vitrail  # without types, as a beginner calls it
-GREY = vitrail.Preprocessing(image_size=28, mean=(0.5,), std=(0.5,))
+GRAY = vitrail.Preprocessing(image_size=28, mean=(0.5,), std=(0.5,))
 
 
 @cache
@@ -29,7 +29,7 @@ def toy() -> Any:
 
 @cache
 def predictor(**settings: Any) -> Any:
-    return PUBLIC.Predictor(toy(), preprocessing=GREY, **settings)
+    return PUBLIC.Predictor(toy(), preprocessing=GRAY, **settings)
 
 
 @cache
@@ -52,7 +52,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "merge": (lambda: predictor(merge="a"), "merge is 'a'"),
     "labels": (lambda: predictor(labels=7), "labels is 7; expected a list of strings"),
     "fields": (lambda: PUBLIC.open_model("x", fields=7), "`fields` is 7; expected a dictionary"),
-    "device": (lambda: PUBLIC.open_model(toy(), preprocessing=GREY, device=7.5), "`device` 7.5 is not a device"),
+    "device": (lambda: PUBLIC.open_model(toy(), preprocessing=GRAY, device=7.5), "`device` 7.5 is not a device"),
     "preprocessing": (lambda: PUBLIC.open_model(toy(), preprocessing=7), "preprocessing is 7"),
     "predict list": (lambda: predictor().predict(["a.jpg"]), "the image is a list; expected a path"),
     "predict example": (lambda: predictor().predict("example:cta"), "did you mean 'example:cat'?"),
@@ -83,11 +83,11 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "look images": (lambda: PUBLIC.look(explainer(), "photo.jpg"), "images is one str; expected several"),
     "look batch": (lambda: PUBLIC.look(explainer(), batch="a"), "`batch` is 'a'; expected 1 or more"),
     "compare": (lambda: PUBLIC.compare(7), "the models are 7; expected a list"),
-    "export name": (lambda: PUBLIC.export_model("ViT-Ti/16", "out", preprocessing=GREY), "the model is a str"),
-    "export folder": (lambda: PUBLIC.export_model(toy(), 7, preprocessing=GREY), "the folder is 7"),
+    "export name": (lambda: PUBLIC.export_model("ViT-Ti/16", "out", preprocessing=GRAY), "the model is a str"),
+    "export folder": (lambda: PUBLIC.export_model(toy(), 7, preprocessing=GRAY), "the folder is 7"),
     "export preprocessing": (lambda: PUBLIC.export_model(toy(), "out", preprocessing=None), "`preprocessing` is None"),
-    "export to": (lambda: PUBLIC.export_model(toy(), "out", preprocessing=GREY, to="tflite"), "'tflite'; expected one"),
-    "Teacher": (lambda: PUBLIC.Teacher(model=7, preprocessing=GREY), "the teacher's model is a int"),
+    "export to": (lambda: PUBLIC.export_model(toy(), "out", preprocessing=GRAY, to="tflite"), "'tflite'; expected one"),
+    "Teacher": (lambda: PUBLIC.Teacher(model=7, preprocessing=GRAY), "the teacher's model is a int"),
 }
 
 

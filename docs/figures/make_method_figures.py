@@ -22,7 +22,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.base.figures import new_figure
-from vitrail.base.style import BLUE, GREY, RED
+from vitrail.base.style import BLUE, GRAY, RED
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.loader import BatchDataset, BatchIndices
@@ -141,7 +141,7 @@ def draw_mpp(photo: Tensor, keys: NDArray[np.uint64]) -> Figure:
         Panel(to_pixels(photo), "image"),
         Panel(to_pixels(paint_patches(moved, corruption.masked[0], (0.55, 0.6, 0.75))), "half corrupted: 80/10/10%"),
     ]
-    for cells, title in ((1, "target: 3-bit mean colour"), (4, "or 4×4 of them")):
+    for cells, title in ((1, "target: 3-bit mean color"), (4, "or 4×4 of them")):
         classes = classify_colors(patches, (PATCH, PATCH), cells)
         colors = join_patches(fill_cells(classes, 3, (PATCH, PATCH), cells), (PATCH, PATCH), GRID)[0]
         panels.append(Panel(to_pixels(paint_patches(colors, ~corrupted, (1.0, 1.0, 1.0))), title, RED))
@@ -170,7 +170,7 @@ def draw_simclr() -> Figure:
     axes.imshow(table)
     axes.set_xticks(range(len(rows)), names, fontsize=7)
     axes.set_yticks(range(len(rows)), names, fontsize=7)
-    axes.set_title("similarity: blue high, grey low", fontsize=8.5, color=RED)
+    axes.set_title("similarity: blue high, gray low", fontsize=8.5, color=RED)
     return figure
 
 
@@ -187,7 +187,7 @@ def draw_byol() -> Figure:
         axes_row[0].imshow(to_pixels(view))
         axes_row[0].set_title(title, fontsize=8.5)
         for axes, text in zip(axes_row[1:], boxes, strict=True):
-            color = RED if text in ("prediction", "target") else GREY if text == "no gradient" else BLUE
+            color = RED if text in ("prediction", "target") else GRAY if text == "no gradient" else BLUE
             style = {"boxstyle": "round,pad=0.6", "facecolor": "white", "edgecolor": color}
             axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=9, color=color, bbox=style)
             axes.text(-0.02, 0.5, "→", ha="center", va="center", fontsize=13, transform=axes.transAxes)
@@ -212,18 +212,18 @@ def draw_dino() -> Figure:
     for number in (1, 2):
         crop = views[f"global_{number}"][0, 0].float() / 255
         panels.append(Panel(to_pixels(crop), f"global crop {number}", BLUE, "→" if number == 1 else ""))
-    panels += [Panel(to_pixels(each[0].float() / 255), "local crop", GREY, "") for each in views["local"][:3]]
+    panels += [Panel(to_pixels(each[0].float() / 255), "local crop", GRAY, "") for each in views["local"][:3]]
     return draw_panels(panels)
 
 
 def draw_esvit() -> Figure:
     """Patches of two crops, matched by their pixels as a stand-in for the features of a trained model."""
-    settings = DinoSettings(local_crops=0, global_size=SIZE, jitter=0.0, grey=0.0, blur=0.0, solarize=0.0)
+    settings = DinoSettings(local_crops=0, global_size=SIZE, jitter=0.0, gray=0.0, blur=0.0, solarize=0.0)
     views = make_views(make_crops(settings))
     crops = [views[f"global_{number}"][0, 3].float() / 255 for number in (1, 2)]
     patches = [F.unfold(F.avg_pool2d(each[None], 8), 4, stride=4).transpose(1, 2) for each in crops]  # 7×7 regions
-    centred = [each - each.mean(1, keepdim=True) for each in patches]
-    matches = match_patches([centred[0]], [centred[1]])[0][0][0]
+    centered = [each - each.mean(1, keepdim=True) for each in patches]
+    matches = match_patches([centered[0]], [centered[1]])[0][0][0]
     figure = new_figure(9.0, 2.9)
     left, right = figure.subplots(1, 2)
     for axes, crop, title in zip((left, right), crops, ("student's crop", "teacher's crop"), strict=True):
@@ -265,7 +265,7 @@ def draw_igpt(photo: Tensor) -> Figure:
             Panel(small, "image, 32×32 pixels"),
             Panel(palette.reshape(8, 8, 3), "palette by k-means"),
             Panel(painted, "1,024 tokens"),
-            Panel(seen.clip(0, 1), "predict the next colour", RED),
+            Panel(seen.clip(0, 1), "predict the next color", RED),
         ]
     )
 

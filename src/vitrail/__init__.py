@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitrail.export.export import export_model
     from vitrail.inspection.explain.explainer import Explainer
     from vitrail.inspection.model_figures import look
-    from vitrail.inspection.representation.nearest_neighbours import find_neighbours
+    from vitrail.inspection.representation.nearest_neighbors import find_neighbors
     from vitrail.inspection.representation.patch_pca import draw_patch_pca
     from vitrail.inspection.summary import summarize
     from vitrail.models.catalog.families import list_models
@@ -57,7 +57,7 @@ _MODULES_BY_NAME = {
     "draw_patch_pca": "inspection.representation.patch_pca",
     "evaluate": "evaluation.evaluate",
     "export_model": "export.export",
-    "find_neighbours": "inspection.representation.nearest_neighbours",
+    "find_neighbors": "inspection.representation.nearest_neighbors",
     "fit": "train.fit",
     "list_models": "models.catalog.families",
     "load": "checkpoint.reading",
@@ -89,7 +89,7 @@ __all__ = [  # a list of its own, which type checkers can read
     "draw_patch_pca",
     "evaluate",
     "export_model",
-    "find_neighbours",
+    "find_neighbors",
     "fit",
     "list_models",
     "load",
@@ -108,6 +108,7 @@ bound_spinning()  # before torch is imported, which reads the setting once
 
 
 def __getattr__(name: str) -> Any:  # importing the package imports no public name
+    name = "find_neighbors" if name == "find_neighbours" else name  # the former name
     if name not in _MODULES_BY_NAME:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     module = import_module(f"vitrail.{_MODULES_BY_NAME[name]}")

@@ -82,7 +82,7 @@ def test_nothing_is_deleted_through_a_linked_folder(tmp_path: Path) -> None:
     assert not any(real.iterdir())
 
 
-def test_temporary_files_are_recognised_by_their_complete_name(tmp_path: Path) -> None:
+def test_temporary_files_are_recognized_by_their_complete_name(tmp_path: Path) -> None:
     names = {
         f".run.json.{'0a' * 16}": True,
         f".run.json.{'0a' * 15}": False,

@@ -107,7 +107,7 @@ def test_transformer_tatoeba_is_as_good_as_after_its_training() -> None:
     assert found.scores.bleu == pytest.approx(vitrail.describe(TRANSLATOR).provenance["validation"]["bleu"], abs=1)
 
 
-def test_cct_cifar10_recognises_the_cat() -> None:
+def test_cct_cifar10_recognizes_the_cat() -> None:
     top = vitrail.Predictor("cct_cifar10").predict("example:cat").top[0]
     assert top.label == "cat"
     assert top.probability > 0.5

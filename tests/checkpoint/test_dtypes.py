@@ -91,7 +91,7 @@ QUANTISED = {  # dtype of the weights and name of their scales
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_quantised_weights_are_refused_in_one_line_that_says_what_to_do(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_quantized_weights_are_refused_in_one_line_that_says_what_to_do(kind: str, suffix: str, tmp_path: Path) -> None:
     dtype, scale = QUANTISED[kind]
     tensors = dict(vitrail.create("vit_tiny_patch16_224", **FIELDS).state_dict())
     for name in [name for name, tensor in tensors.items() if tensor.ndim == 2]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 
 import vitrail
 from vitrail.base.errors import CheckpointError
@@ -40,7 +40,7 @@ VIT: dict[str, dict[str, Any]] = {
     "simple with a class token": {"positions": "sincos_simple"},
     **{positions: {"positions": positions} for positions in ("none", "learned_2d", "relative", "rotary")},
     "in layers": {"positions_at": "layers"},
-    "grey": {"channels": 1},
+    "gray": {"channels": 1},
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"vit, {name}": ("ViT-Ti/16", {**TINY, **fields}) for name, fields in VIT.items()},
@@ -72,7 +72,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "classes": 3,
         },
     ),
-    "igpt": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 2, "heads": 2, "colours": 9}),
+    "igpt": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 2, "heads": 2, "colors": 9}),
     "igpt with a head": ("igpt_cpu", {"image_size": 6, "width": 32, "depth": 1, "heads": 2, "classes": 3}),
     "resnet": ("resnet18", {"image_size": 32, "stages": (1, 1), "width": 8, "classes": 3}),
     "resnet for CIFAR": (
@@ -89,7 +89,7 @@ GIVEN_FIELDS = ("heads", "activation", "norm_eps", "pool", "positions", "constan
 def test_every_layout_gives_the_same_outputs_or_refuses(name: str, tmp_path: Path) -> None:
     preset, fields = MODELS[name]
     torch.manual_seed(0)
-    model = randomise_batch_norms(add_weight_noise(vitrail.create(preset, **fields))).eval()
+    model = randomize_batch_norms(add_weight_noise(vitrail.create(preset, **fields))).eval()
     config = asdict(model.config)
     images = torch.randn(2, config["channels"], *model.config.image_size)
     with torch.no_grad():

@@ -108,7 +108,7 @@ def test_pickles_of_other_values_are_refused(kind: str, new: bool, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")  # from making one
-def test_a_quantised_tensor_is_refused(tmp_path: Path) -> None:
+def test_a_quantized_tensor_is_refused(tmp_path: Path) -> None:
     torch.save({"a": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, tmp_path / "a.pth")
     assert_refused(tmp_path / "a.pth", r"a is sparse, quantized or has no values")
 

@@ -74,7 +74,7 @@ def test_resume_is_bit_identical(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_teacher_cache_is_shared_by_runs() -> None:
-    still = "--flip 0 --crop centre --mixup 0 --erase 0"
+    still = "--flip 0 --crop center --mixup 0 --erase 0"
     for name in ("one", "two"):
         run(f"distill --teacher teacher --data photos {STUDENT} {still} --epochs 1 --teacher-cache cache --out {name}")
     assert sorted(each.name for each in Path("cache").glob("*/*")) == ["logits.npy", "teacher.json"]
@@ -97,7 +97,7 @@ def test_recipe_may_disable_distillation() -> None:
 
 
 def test_dry_run_writes_nothing() -> None:
-    still = "--flip 0 --crop centre --mixup 0 --erase 0"
+    still = "--flip 0 --crop center --mixup 0 --erase 0"
     run(f"distill --teacher teacher --data photos {STUDENT} {still} --epochs 1 --teacher-cache cache --dry-run")
     assert not Path("cache").exists()
     assert not Path("runs").exists()

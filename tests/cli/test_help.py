@@ -183,7 +183,7 @@ SUGGESTIONS = {
 
 
 @pytest.mark.parametrize("words", SUGGESTIONS)
-def test_options_of_other_tools_are_recognised(vitrail_: Run, words: str) -> None:
+def test_options_of_other_tools_are_recognized(vitrail_: Run, words: str) -> None:
     done = vitrail_(*words.split())
     given = next(word for word in words.split() if word.startswith("-")).partition("=")[0]
     assert (done.code, done.out) == (2, "")
@@ -210,7 +210,7 @@ def test_options_of_other_tools_are_recognised(vitrail_: Run, words: str) -> Non
         ("serve", "export"),
     ],
 )
-def test_commands_of_other_tools_are_recognised(vitrail_: Run, given: str, meant: str) -> None:
+def test_commands_of_other_tools_are_recognized(vitrail_: Run, given: str, meant: str) -> None:
     done = vitrail_(given, "--anything", "x")
     assert (done.code, done.err) == (2, f"vitrail: Unknown command '{given}'. Did you mean vitrail {meant}?\n")
 

@@ -78,7 +78,7 @@ def test_all_figures_and_formats(vitrail_: Run, photos: Path, tmp_path: Path) ->
 def test_figures_of_weights_without_images(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example photos are the default for models of RGB only."""
     monkeypatch.chdir(tmp_path)
-    result = vitrail_("look", write_model_folder(tmp_path / "grey", patch_size=32, channels=1))
+    result = vitrail_("look", write_model_folder(tmp_path / "gray", patch_size=32, channels=1))
     assert result.code == 0
     assert list_names(tmp_path / "look") == {f"{name}.png" for name in WEIGHT_FIGURES}
     first, second = result.err.splitlines()

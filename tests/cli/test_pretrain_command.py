@@ -249,7 +249,7 @@ def test_unreadable_images_are_counted(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("words", ["--dry-run", "--epochs 1", "--minutes 1"])
 def test_a_palette_with_more_colors_than_the_images_is_an_error_before_a_run_exists(words: str) -> None:
-    size = "--set image_size=4 --set width=8 --set depth=1 --set heads=1 --set colours=1000"
-    with pytest.raises(VitrailError, match=r"`colours` is 1000, but .* have only"):
+    size = "--set image_size=4 --set width=8 --set depth=1 --set heads=1 --set colors=1000"
+    with pytest.raises(VitrailError, match=r"`colors` is 1000, but .* have only"):
         pretrain(f"igpt --data photos {size} --batch 4 --threads 1 {words}")
     assert not Path("runs").exists()

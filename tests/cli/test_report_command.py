@@ -72,7 +72,7 @@ def test_folders_named_by_class_number(vitrail_: Run, model: Path, tmp_path: Pat
 
 def test_report_without_images(vitrail_: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = vitrail_("report", write_model_folder(tmp_path / "grey", patch_size=32, channels=1))
+    result = vitrail_("report", write_model_folder(tmp_path / "gray", patch_size=32, channels=1))
     assert result.code == 0
     assert result.err == "vitrail: note: no --data, so no images\n"
     page = (tmp_path / "report.html").read_text("utf-8")

@@ -261,7 +261,7 @@ def test_resume_is_refused_if_plan_model_or_data_changed(photos: Path) -> None:
         train("--resume run")
 
 
-def test_grey_images_give_a_model_of_one_channel() -> None:
+def test_gray_images_give_a_model_of_one_channel() -> None:
     train("--epochs 0.1 --set depth=1 --set width=12 --out run")
     assert vitrail.load("run/model").config.channels == 1
     assert len(vitrail.describe("run/model").labels or ()) == 10
@@ -284,7 +284,7 @@ def test_run_is_resumed_from_another_folder(photos: Path, monkeypatch: pytest.Mo
     assert vitrail.describe(tmp_path / "run" / "model").provenance["validation"]["top1"] >= 0
 
 
-def test_recipe_with_three_means_turns_grey_images_into_rgb(tmp_path: Path) -> None:
+def test_recipe_with_three_means_turns_gray_images_into_rgb(tmp_path: Path) -> None:
     Path("mine.yaml").write_text("preprocessing: {mean: [0.4, 0.5, 0.6], std: [0.2, 0.2, 0.2]}\nbatch: 100\n")
     train(f"--recipe mine.yaml --data fashion {TINY.replace('=16', '=24')} --epochs 0.1 --out run")
     assert vitrail.load("run/model").config.channels == 3

@@ -40,7 +40,7 @@ def test_all_views_differ(preprocessing: Preprocessing) -> None:
     assert views.shape == (120, rows, columns, len(preprocessing.mean))
     assert views.dtype == np.uint8
     assert len({view.tobytes() for view in views}) == 120
-    assert (views.reshape(120, -1).std(1) > 10).all()  # no view has a single colour
+    assert (views.reshape(120, -1).std(1) > 10).all()  # no view has a single color
 
 
 def test_views_start_with_the_uncropped_photos_and_are_reproducible() -> None:

@@ -128,8 +128,8 @@ def test_bfloat16_and_one_channel_models(dataset: ArrayDataset) -> None:
     model = toy()
     expected = evaluate(model, dataset, SEEN_AS).loss
     assert evaluate(model.bfloat16(), dataset, SEEN_AS).loss == pytest.approx(expected, rel=0.02)
-    grey = ArrayDataset(dataset.images[..., :1], dataset.labels, CLASSES)
-    assert evaluate(toy(channels=1), grey, Preprocessing(image_size=32, mean=(0.5,), std=(0.5,))).images == 23
+    gray = ArrayDataset(dataset.images[..., :1], dataset.labels, CLASSES)
+    assert evaluate(toy(channels=1), gray, Preprocessing(image_size=32, mean=(0.5,), std=(0.5,))).images == 23
 
 
 def test_unknown_device_is_refused(dataset: ArrayDataset) -> None:

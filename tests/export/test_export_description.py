@@ -41,7 +41,7 @@ def change_fields(**fields: Any) -> str:
 
 def test_description_round_trip() -> None:
     assert ExportDescription.from_json(ABOUT.to_json(), "here") == ABOUT
-    assert ExportDescription.from_json(change_fields(colour="blue"), "here") == ABOUT, "a newer vitrail may add fields"
+    assert ExportDescription.from_json(change_fields(color="blue"), "here") == ABOUT, "a newer vitrail may add fields"
     assert ExportDescription.from_json(change_fields(agreement=None, labels=None), "here").labels is None
 
 
@@ -81,7 +81,7 @@ def remove_field(name: str) -> str:
         (change_fields(digest=7), "digest is 7"),
         (change_fields(preprocessing=None), "preprocessing is None"),
         (remove_field("preprocessing"), "preprocessing is None"),
-        (change_fields(preprocessing={"colour": "blue"}), "unknown preprocessing field 'colour'"),
+        (change_fields(preprocessing={"color": "blue"}), "unknown preprocessing field 'color'"),
         (change_fields(preprocessing={"image_size": "large"}), "image_size is 'large'"),
         (change_fields(preprocessing={"mean": [0.5], "std": [0.5, 0.5]}), "1 means and 2 stds"),
         (change_fields(preprocessing={"std": [0, 1, 1]}), "std is (0, 1, 1)"),

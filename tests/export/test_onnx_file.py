@@ -47,7 +47,7 @@ def test_onnx_checker_accepts_the_file(exported: ExportFinder, name: str) -> Non
 def test_output_has_a_name_of_its_own(tmp_path: Path) -> None:
     """RMS norms of Image GPT have a mean, and so has its preprocessing."""
     torch.manual_seed(0)
-    fields = {"image_size": 4, "colours": 9, "width": 8, "depth": 1, "heads": 2, "classes": 0}
+    fields = {"image_size": 4, "colors": 9, "width": 8, "depth": 1, "heads": 2, "classes": 0}
     model: Any = vitrail.create("igpt_cpu", **fields).eval()
     torch.nn.init.normal_(model.palette)
     preprocessing = vitrail.Preprocessing(image_size=4)

@@ -1,4 +1,4 @@
-"""int8: which operations are quantised, agreement with float32, and independence of the other images of a batch."""
+"""int8: which operations are quantized, agreement with float32, and independence of the other images of a batch."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The exported module takes pixels instead of normalised images and returns the outputs of the model."""
+"""The exported module takes pixels instead of normalized images and returns the outputs of the model."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -29,7 +29,7 @@ from vitrail.layers.embed import PatchEmbed
 
 @pytest.mark.parametrize("name", TOY_FIELDS)
 def test_logits_from_pixels_match_the_model(name: str) -> None:
-    """For every family; the normalisation is folded into the first layer where that is exact."""
+    """For every family; the normalization is folded into the first layer where that is exact."""
     model, pixels = make_toy_model(name), random_pixels()
     module = ExportModule(model, PREPROCESSING, fused=False)
     with torch.inference_mode():
@@ -49,7 +49,7 @@ def test_given_model_is_not_modified() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_pixel_patch_embed_includes_the_normalisation(bias: bool) -> None:
+def test_pixel_patch_embed_includes_the_normalization(bias: bool) -> None:
     embed = PatchEmbed(8, (4, 2), 3)
     nn.init.normal_(embed.proj.weight)
     nn.init.normal_(embed.proj.bias)  # pyright: ignore[reportArgumentType]

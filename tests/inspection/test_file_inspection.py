@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from torch import Tensor
 
 import vitrail
@@ -166,7 +166,7 @@ AMBIGUOUS_LAYOUTS = ("timm", "dino")  # whose files, as written here, do not spe
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_recognised(layout: str, tmp_path: Path) -> None:
+def test_every_layout_is_recognized(layout: str, tmp_path: Path) -> None:
     name, fields, head = LAYOUTS[layout]
     model = toy(**fields)
     how = vitrail.Preprocessing(image_size=32) if layout in ("vitrail", "hf") else None
@@ -214,8 +214,8 @@ def test_contradictions_and_missing_preprocessing(tmp_path: Path) -> None:
     assert inspect_file(tmp_path / "b", image_size=[32, 32]).suspicious == (
         "the file does not specify its preprocessing",
     )
-    grey = vitrail.Preprocessing(image_size=32, mean=(0.5,), std=(0.5,))
-    vitrail.save(toy(), tmp_path / "c", preprocessing=grey)
+    gray = vitrail.Preprocessing(image_size=32, mean=(0.5,), std=(0.5,))
+    vitrail.save(toy(), tmp_path / "c", preprocessing=gray)
     assert inspect_file(tmp_path / "c").suspicious == ("preprocessing gives images of 1 channels, the model expects 3",)
 
 
@@ -324,13 +324,13 @@ def test_a_file_of_unknown_layout(tmp_path: Path) -> None:
 
 
 def test_batch_counters_of_a_convnet_are_not_suspicious(tmp_path: Path) -> None:
-    model = randomise_batch_norms(add_weight_noise(vitrail.create("resnet20_cifar")))
+    model = randomize_batch_norms(add_weight_noise(vitrail.create("resnet20_cifar")))
     vitrail.save(model, tmp_path / "model.th", to="akamaster")
     found = inspect_file(tmp_path / "model.th")
     assert (found.layout, found.preset, found.differs) == ("akamaster", "resnet20_cifar", {})
     assert found.head == "linear, 10 classes"
     assert not found.suspicious
     vitrail.save(
-        randomise_batch_norms(add_weight_noise(vitrail.create("resnet18", stages=(1, 1, 1, 1)))), tmp_path / "own"
+        randomize_batch_norms(add_weight_noise(vitrail.create("resnet18", stages=(1, 1, 1, 1)))), tmp_path / "own"
     )
     assert inspect_file(tmp_path / "own").preset is None

@@ -30,7 +30,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "map": ("vit_tiny_patch16_224", {"class_token": False, "pool": "map"}),
     "registers": ("vit_tiny_patch16_224", {"registers": 3, "positions": "rotary"}),
     "relative": ("vit_tiny_patch16_224", {"positions": "relative", "patch_size": 8}),
-    "grey": ("vit_tiny_patch16_224", {"channels": 1, "patch_size": 8}),
+    "gray": ("vit_tiny_patch16_224", {"channels": 1, "patch_size": 8}),
     "deit": ("deit_tiny_patch16_224", {"patch_size": 8}),
     "distilled": ("deit_tiny_distilled_patch16_224", {"patch_size": 8}),
     "deit3": ("deit3_small_patch16_224", {}),
@@ -88,7 +88,7 @@ def test_every_figure_has_units() -> None:
         "token_similarity": "cosine similarity",
         "alignment": "linear CKA",
         "occlusion": "patches removed (%)",
-        "patch_pca": "",  # colours without a unit
+        "patch_pca": "",  # colors without a unit
     }
     result = look(explainer("distilled"), photos(4))
     assert set(names(result)) == set(units)

@@ -16,7 +16,7 @@ from vitrail.layers.attention import merge_heads
 from vitrail.models.cct import CCT, NEIGHBOR_OFFSETS, CCTConfig, LocalAttention
 
 TOY = CCTConfig(image_size=(16, 8), stem=(64,), width=16, depth=2, heads=2, classes=5)
-VARIANT = replace(TOY, stem=(4, 8), pools=2, batch_norm=True, published=False, neighbours=True, heads=8)
+VARIANT = replace(TOY, stem=(4, 8), pools=2, batch_norm=True, published=False, neighbors=True, heads=8)
 
 
 def from_peer(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ def test_shapes() -> None:
     torch.testing.assert_close(model(images), model.logits(model.tokens(images)))
 
 
-def test_heads_attend_to_neighbours_initially() -> None:
+def test_heads_attend_to_neighbors_initially() -> None:
     model = CCT(replace(VARIANT, image_size=32, depth=1)).eval()
     attention = model.blocks[0].attn
     assert isinstance(attention, LocalAttention)
@@ -105,7 +105,7 @@ def test_heads_attend_to_neighbours_initially() -> None:
 
 def test_whitened_filters_have_equal_variance() -> None:
     torch.manual_seed(0)
-    images = torch.randn(64, 3, 16, 8).cumsum(-1)  # neighbouring pixels are similar, as in a photo
+    images = torch.randn(64, 3, 16, 8).cumsum(-1)  # neighboring pixels are similar, as in a photo
     tokenizer = CCT(replace(VARIANT, stem=(48, 8))).patch_embed
     tokenizer.whiten(images.chunk(3))
     answers = tokenizer.layers[0](images)[:, :24, 1:-1, 1:-1].transpose(0, 1).flatten(1)  # (24, m) inside the border

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from support.reference_logits import read_reference
 from torch import Tensor
 from transformers import CvtConfig, CvtForImageClassification
@@ -32,13 +32,13 @@ THEIRS: dict[str, Any] = {
 
 
 def toy(**fields: Any) -> CvT:
-    return randomise_batch_norms(add_weight_noise(CvT(replace(TOY, **fields))))
+    return randomize_batch_norms(add_weight_noise(CvT(replace(TOY, **fields))))
 
 
 def theirs(**fields: Any) -> Any:
     arguments: dict[str, Any] = {**THEIRS, "num_labels": 5, **fields}
     config = CvtConfig(**arguments)
-    return randomise_batch_norms(add_weight_noise(CvtForImageClassification(config)))
+    return randomize_batch_norms(add_weight_noise(CvtForImageClassification(config)))
 
 
 def images(*size: int) -> Tensor:

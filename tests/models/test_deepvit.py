@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.layout_round_trip import assert_same_tensors, write_checkpoint
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from support.reference_logits import read_reference
 from torch import Tensor
 
@@ -28,7 +28,7 @@ def images(*size: int) -> Tensor:
 
 
 def make(config: DeepViTConfig = TOY, std: float = 0.2) -> Any:
-    return randomise_batch_norms(add_weight_noise(DeepViT(config), std=std))
+    return randomize_batch_norms(add_weight_noise(DeepViT(config), std=std))
 
 
 @pytest.mark.parametrize("name", ["deepvit_plain", "deepvit_s", "deepvit_l"])
@@ -67,8 +67,8 @@ def test_maps_are_mixed_after_the_softmax() -> None:
     expected = torch.empty(2, 4, 4)
     for head in range(2):
         mixed = layer.reatten_matrix.bias[head] + sum(weight[head, other] * soft[other] for other in range(2))
-        centred = (mixed - norm.running_mean[head]) / (norm.running_var[head] + 1e-5).sqrt()
-        expected[head] = (centred * norm.weight[head] + norm.bias[head]) / math.sqrt(8)
+        centered = (mixed - norm.running_mean[head]) / (norm.running_var[head] + 1e-5).sqrt()
+        expected[head] = (centered * norm.weight[head] + norm.bias[head]) / math.sqrt(8)
     torch.testing.assert_close(layer.weights(x)[0], expected)
     torch.testing.assert_close(layer(x)[0], layer.proj(torch.cat([expected[n] @ v[0, n] for n in range(2)], dim=-1)))
     torch.testing.assert_close(layer(x, queries=1), layer(x)[:, :1])
@@ -76,7 +76,7 @@ def test_maps_are_mixed_after_the_softmax() -> None:
 
 
 def test_statistics_in_training_are_those_of_all_rows() -> None:
-    """The last block returns the class token alone, but its maps are normalised as if all tokens were computed."""
+    """The last block returns the class token alone, but its maps are normalized as if all tokens were computed."""
     model = make().train()
     layer, x = model.blocks[2].attn, torch.randn(3, 7, 16)
     torch.testing.assert_close(layer(x, queries=1), layer(x)[:, :1])

@@ -161,7 +161,7 @@ def test_dinov3_takes_other_sizes_without_a_table(tmp_path: Path) -> None:
 
 
 def test_a_score_depends_on_the_offset_of_two_patches() -> None:
-    for kind in ("centred", "indexed"):
+    for kind in ("centered", "indexed"):
         rotation, grid = Rotation(8, kind), (5, 6)
         q, k = (torch.randn(1, 1, 1, 8).expand(1, 1, 32, 8) for _ in range(2))  # two prefix tokens
         turned, turned_keys = rotation(q, k, grid)

@@ -183,7 +183,7 @@ OF_DEFAULTS: Invalid = {  # in place of the defaults
     "cct": [
         ({"image_size": (30, 32)}, r"30×32 pixels; expected a multiple of 4×4"),
         ({"kernel": 4}, r"kernel 4; expected an odd number"),
-        ({"neighbours": True, "attention_dropout": 0.1}, r"attention_dropout and neighbours"),
+        ({"neighbors": True, "attention_dropout": 0.1}, r"attention_dropout and neighbors"),
         ({"pools": 3}, r"3 pools; expected at most 2"),
     ],
     "convnext": [

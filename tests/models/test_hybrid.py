@@ -30,7 +30,7 @@ def test_stride_is_that_of_the_feature_map(stages: tuple[int, ...], patch: int, 
     torch.testing.assert_close(model(torch.ones(1, 3, 32, 64)), model.logits(model.tokens(torch.ones(1, 3, 32, 64))))
 
 
-def test_filters_are_standardised() -> None:
+def test_filters_are_standardized() -> None:
     convolution = add_weight_noise(StdConv2d(3, 8, 3), std=2.0)
     images = torch.randn(2, 3, 9, 9)
     weight = convolution.weight.flatten(1)
@@ -61,7 +61,7 @@ def test_dynamic_size() -> None:
     assert model(torch.randn(2, 3, 64, 32)).shape == (2, 5)
 
 
-def test_half_precision_standardises_in_float32() -> None:
+def test_half_precision_standardizes_in_float32() -> None:
     convolution, images = StdConv2d(8, 8, 3), torch.randn(1, 8, 9, 9)
     convolution.weight.data.normal_(std=3e-4)
     expected = convolution(images)

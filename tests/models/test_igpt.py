@@ -15,7 +15,7 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.checkpoint import read
 from vitrail.models.igpt import IGPT, make_cube_palette
 
-TOY: dict[str, Any] = {"image_size": 4, "colours": 7, "width": 12, "depth": 3, "heads": 2}
+TOY: dict[str, Any] = {"image_size": 4, "colors": 7, "width": 12, "depth": 3, "heads": 2}
 
 
 def make_model(**fields: Any) -> IGPT:
@@ -25,7 +25,7 @@ def make_model(**fields: Any) -> IGPT:
     return model
 
 
-def draw_colours(count: int = 2) -> Tensor:
+def draw_colors(count: int = 2) -> Tensor:
     return torch.randint(7, (count, 16), generator=torch.Generator().manual_seed(1))
 
 
@@ -51,12 +51,12 @@ def write_transformers_folder(folder: Path) -> Any:
 def test_logits_are_those_of_transformers_and_its_folder_comes_back(tmp_path: Path) -> None:
     theirs = write_transformers_folder(tmp_path / "theirs")
     found = check_round_trip(tmp_path / "theirs", tmp_path / "back", to="imagegpt")
-    config, colours = found.model.config, draw_colours()
-    assert (config.image_size, config.colours, config.depth, config.heads, config.causal) == ((4, 4), 7, 3, 2, True)
+    config, colors = found.model.config, draw_colors()
+    assert (config.image_size, config.colors, config.depth, config.heads, config.causal) == ((4, 4), 7, 3, 2, True)
     start = torch.full((2, 1), 7)
     with torch.no_grad():
-        expected = theirs(input_ids=torch.cat([start, colours[:, :-1]], dim=1)).logits
-        torch.testing.assert_close(found.model.colour_logits(colours), expected, atol=1e-5, rtol=0)
+        expected = theirs(input_ids=torch.cat([start, colors[:, :-1]], dim=1)).logits
+        torch.testing.assert_close(found.model.color_logits(colors), expected, atol=1e-5, rtol=0)
     assert expected.std() > 0.1
     palette = torch.linspace(-1, 1, 21).reshape(7, 3)
     assert torch.equal(found.model.palette, palette)
@@ -80,54 +80,54 @@ def test_files_that_would_be_another_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_logit_does_not_depend_on_its_own_pixel_or_later_ones() -> None:
-    model, colours = make_model(), draw_colours(1)
-    embedded = model.embed_colours(colours).detach().requires_grad_()  # token j is pixel j − 1
+    model, colors = make_model(), draw_colors(1)
+    embedded = model.embed_colors(colors).detach().requires_grad_()  # token j is pixel j − 1
     logits, _ = model.predict(embedded + model.pos_embed)
     for pixel in (0, 5, 15):
         (gradient,) = torch.autograd.grad(logits[0, pixel].square().sum(), embedded, retain_graph=True)
         reached = gradient[0].abs().sum(-1)
         assert (reached[: pixel + 1] > 0).all()
         assert (reached[pixel + 1 :] == 0).all()
-    changed = colours.clone()
+    changed = colors.clone()
     changed[0, 9:] = (changed[0, 9:] + 1) % 7
-    before, after = model.colour_logits(colours), model.colour_logits(changed)
+    before, after = model.color_logits(colors), model.color_logits(changed)
     torch.testing.assert_close(before[:, :10], after[:, :10], atol=0, rtol=0)
     assert not torch.allclose(before[:, 10:], after[:, 10:])
     both = make_model(causal=False)
-    assert not torch.allclose(both.colour_logits(colours)[:, 0], both.colour_logits(changed)[:, 0])
+    assert not torch.allclose(both.color_logits(colors)[:, 0], both.color_logits(changed)[:, 0])
 
 
 def test_sampling_with_a_cache_is_sampling_without_one() -> None:
-    model, given = make_model(), draw_colours(3)[:, :5]
+    model, given = make_model(), draw_colors(3)[:, :5]
     found = model.sample(given, torch.Generator().manual_seed(3), temperature=0.7)
-    generator, colours = torch.Generator().manual_seed(3), given
+    generator, colors = torch.Generator().manual_seed(3), given
     for pixel in range(5, 16):
-        padded = torch.cat([colours, torch.zeros(3, 16 - pixel, dtype=torch.int64)], dim=1)
-        shares = (model.colour_logits(padded)[:, pixel] / 0.7).softmax(-1)
+        padded = torch.cat([colors, torch.zeros(3, 16 - pixel, dtype=torch.int64)], dim=1)
+        shares = (model.color_logits(padded)[:, pixel] / 0.7).softmax(-1)
         drawn = torch.searchsorted(shares.cumsum(-1), torch.rand(3, 1, generator=generator))
-        colours = torch.cat([colours, drawn.clamp(max=6)], dim=1)
-    assert torch.equal(found, colours)
+        colors = torch.cat([colors, drawn.clamp(max=6)], dim=1)
+    assert torch.equal(found, colors)
     assert found[:, 5:].unique().numel() > 2
     with pytest.raises(ConfigError, match="causal=False"):
         make_model(causal=False).sample(given, generator)
 
 
-def test_pixels_get_the_nearest_colour() -> None:
+def test_pixels_get_the_nearest_color() -> None:
     model = make_model()
     images = torch.rand(2, 3, 4, 4) * 2 - 1
-    colours = model.quantise(images)
+    colors = model.quantize(images)
     distances = torch.cdist(images.flatten(2).mT, model.palette)
-    assert torch.equal(colours, distances.argmin(-1))
-    assert torch.equal(model.quantise(model.paint(colours)), colours)
+    assert torch.equal(colors, distances.argmin(-1))
+    assert torch.equal(model.quantize(model.paint(colors)), colors)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(model.quantise(images), colours)
+        assert torch.equal(model.quantize(images), colors)
     assert make_cube_palette(512, 3).unique(dim=0).shape == (512, 3)
     assert make_cube_palette(3, 1).flatten().tolist() == [-1, 0, 1]
 
 
 def test_features_are_the_mean_of_a_middle_layer() -> None:
     model, images = make_model(depth=4), torch.rand(2, 3, 4, 4) * 2 - 1
-    x = model.embed_colours(model.quantise(images)) + model.pos_embed
+    x = model.embed_colors(model.quantize(images)) + model.pos_embed
     states = [x := block(x) for block in model.blocks]
     torch.testing.assert_close(model(images), model.blocks[2].norm1(states[1]).mean(1))
     torch.testing.assert_close(model.predict(model.embed(images)[0])[1], model(images))

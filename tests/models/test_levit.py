@@ -10,7 +10,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from timm.models.levit import Levit, LevitDistilled
 from torch import Tensor
 from transformers import LevitConfig, LevitForImageClassificationWithTeacher
@@ -43,11 +43,11 @@ NUMBERS: dict[str, Any] = {"num_labels": 5}
 
 
 def toy(**fields: Any) -> LeViT:
-    return randomise_batch_norms(add_weight_noise(LeViT(replace(TOY, **fields))))
+    return randomize_batch_norms(add_weight_noise(LeViT(replace(TOY, **fields))))
 
 
 def theirs(kind: type = LevitDistilled, **fields: Any) -> Any:
-    return randomise_batch_norms(add_weight_noise(kind(**{**TIMM, "num_classes": 5, **fields})))
+    return randomize_batch_norms(add_weight_noise(kind(**{**TIMM, "num_classes": 5, **fields})))
 
 
 def copy_weights(model: LeViT, other: Any) -> LeViT:
@@ -159,7 +159,7 @@ def test_a_batch_of_one_image_is_refused_in_training() -> None:
 @pytest.mark.parametrize("fields", [{}, {"num_classes": 0}], ids=["distilled", "no head"])
 def test_round_trip_of_timms_files(fields: dict[str, Any], tmp_path: Path) -> None:
     arguments: dict[str, Any] = {**SMALL, **fields}
-    other = randomise_batch_norms(add_weight_noise(timm.create_model("levit_128s", **arguments)))
+    other = randomize_batch_norms(add_weight_noise(timm.create_model("levit_128s", **arguments)))
     save_file(other.state_dict(), tmp_path / "weights.safetensors")
     checkpoint = check_round_trip(tmp_path / "weights.safetensors", tmp_path / "back.safetensors", to="timm")
     assert checkpoint.report.assumed.keys() == {"preprocessing"}
@@ -168,7 +168,7 @@ def test_round_trip_of_timms_files(fields: dict[str, Any], tmp_path: Path) -> No
 
 def test_files_of_timms_convolutional_variant(tmp_path: Path) -> None:
     """The same weights as 1×1 convolutions."""
-    other = randomise_batch_norms(add_weight_noise(timm.create_model("levit_conv_128s", **SMALL)))
+    other = randomize_batch_norms(add_weight_noise(timm.create_model("levit_conv_128s", **SMALL)))
     save_file(other.state_dict(), tmp_path / "weights.safetensors")
     assert max_output_difference(read(tmp_path / "weights.safetensors").model, other, (224, 224)) <= 1e-5
 
@@ -189,7 +189,7 @@ def test_folders_of_timm(tmp_path: Path) -> None:
 def their_transformer(*depths: int) -> Any:
     sizes: dict[str, Any] = {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "key_dim": [8, 8, 8]}
     config = LevitConfig(**sizes, depths=list(depths), **NUMBERS)
-    other = randomise_batch_norms(add_weight_noise(LevitForImageClassificationWithTeacher(config)))
+    other = randomize_batch_norms(add_weight_noise(LevitForImageClassificationWithTeacher(config)))
     for part in other.modules():
         part.training = False  # its train() returns nothing
     return other

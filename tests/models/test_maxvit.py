@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from support.family_checks import count_parameters
 from support.layout_round_trip import check_round_trip, max_output_difference
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from torch import Tensor
 from torchvision.models.maxvit import MaxVit
 
@@ -36,19 +36,19 @@ TIMM: dict[str, Any] = {
 
 
 def toy(**fields: Any) -> MaxViT:
-    return randomise_batch_norms(add_weight_noise(MaxViT(replace(TOY, **fields))))
+    return randomize_batch_norms(add_weight_noise(MaxViT(replace(TOY, **fields))))
 
 
 def of_timm(**fields: Any) -> Any:
     arguments: dict[str, Any] = {**TIMM, "num_classes": 5, **fields}
     model = timm.create_model("maxvit_tiny_tf_224", **arguments)
-    return randomise_batch_norms(add_weight_noise(model))
+    return randomize_batch_norms(add_weight_noise(model))
 
 
 def of_torchvision() -> MaxVit:
     sizes: dict[str, Any] = {"block_channels": [32, 64], "block_layers": [1, 2], "stem_channels": 8}
     model = MaxVit((64, 64), partition_size=8, head_dim=32, stochastic_depth_prob=0.1, num_classes=5, **sizes)
-    return randomise_batch_norms(add_weight_noise(model))
+    return randomize_batch_norms(add_weight_noise(model))
 
 
 def images(*size: int) -> Tensor:

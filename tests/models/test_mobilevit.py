@@ -15,7 +15,7 @@ from support.family_checks import (
     count_parameters,
 )
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from torch import Tensor
 from transformers import MobileViTConfig as HfConfig
 from transformers import MobileViTForImageClassification
@@ -42,11 +42,11 @@ PARAMETERS = {"mobilevit_xxs": 1_272_024, "mobilevit_xs": 2_317_848, "mobilevit_
 
 
 def toy(**fields: Any) -> MobileViT:
-    return randomise_batch_norms(add_weight_noise(MobileViT(replace(TOY, **fields))))
+    return randomize_batch_norms(add_weight_noise(MobileViT(replace(TOY, **fields))))
 
 
 def theirs() -> Any:
-    return randomise_batch_norms(add_weight_noise(timm.create_model("mobilevit_xxs", num_classes=5), 0.02))
+    return randomize_batch_norms(add_weight_noise(timm.create_model("mobilevit_xxs", num_classes=5), 0.02))
 
 
 def their_transformer() -> Any:
@@ -60,7 +60,7 @@ def their_transformer() -> Any:
             torch.nn.init.ones_(part.weight)
         elif isinstance(part, torch.nn.Conv2d | torch.nn.Linear):
             torch.nn.init.kaiming_normal_(part.weight)
-    return randomise_batch_norms(add_weight_noise(other, 0.02))
+    return randomize_batch_norms(add_weight_noise(other, 0.02))
 
 
 def images(*size: int) -> Tensor:
@@ -129,7 +129,7 @@ def test_round_trip_of_timms_files(classes: int, tmp_path: Path) -> None:
 
 
 def test_folders_of_timm(tmp_path: Path) -> None:
-    model = randomise_batch_norms(add_weight_noise(vitrail.create("mobilevit_xxs", classes=5), 0.02))
+    model = randomize_batch_norms(add_weight_noise(vitrail.create("mobilevit_xxs", classes=5), 0.02))
     write(model, tmp_path / "folder", "timm")
     opened = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
     assert max_output_difference(model, opened, (64, 64)) <= 1e-4

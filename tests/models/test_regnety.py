@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from timm.models.regnet import RegNet, RegNetCfg
 
 from vitrail.models.regnety import PRESETS, RegNetY, RegNetYBlock, config_from_width_rule
@@ -23,7 +23,7 @@ PAPER = {  # blocks and widths per stage, from its tables
 def peers() -> tuple[Any, RegNetY]:
     """A toy model of timm and ours with its weights; noise in all weights and running statistics."""
     size = RegNetCfg(depth=6, w0=16, wa=16.0, wm=2.0, group_size=8, se_ratio=0.25)
-    theirs = randomise_batch_norms(add_weight_noise(RegNet(size, num_classes=5)))
+    theirs = randomize_batch_norms(add_weight_noise(RegNet(size, num_classes=5)))
     ours = RegNetY(TOY)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours.eval()

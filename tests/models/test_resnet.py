@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from torch import Tensor, nn
 
 import vitrail
@@ -25,7 +25,7 @@ KINDS = {
 
 def peers(name: str) -> tuple[Any, ResNet]:
     """A toy model of timm and ours with its weights; noise in all weights and running statistics."""
-    theirs = randomise_batch_norms(add_weight_noise(timm.create_model(name, layers=(1, 2, 1, 1), num_classes=5)))
+    theirs = randomize_batch_norms(add_weight_noise(timm.create_model(name, layers=(1, 2, 1, 1), num_classes=5)))
     ours = ResNet(replace(PRESETS[name], stages=(1, 2, 1, 1), classes=5))
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours.eval()

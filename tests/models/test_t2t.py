@@ -61,7 +61,7 @@ def patches(x: Tensor, side: int, step: int, padding: int) -> Tensor:
     return result
 
 
-def normalised(x: Tensor, norm: Any) -> Tensor:
+def normalized(x: Tensor, norm: Any) -> Tensor:
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
     return (x - mean) / (variance + norm.eps).sqrt() * norm.weight + norm.bias
 
@@ -86,7 +86,7 @@ def by_sums(q: Tensor, k: Tensor, v: Tensor, kernel: Any, least: float = 0.0) ->
 
 def staged(x: Tensor, stage: Any) -> Tensor:
     """A stage on one image: (N, C) → (N, S)."""
-    qkv, least = normalised(x, stage.norm1) @ stage.qkv.weight.T, 0.0
+    qkv, least = normalized(x, stage.norm1) @ stage.qkv.weight.T, 0.0
     if isinstance(stage, TokenPerformer):
         qkv, least = qkv + stage.qkv.bias, 1e-8
 
@@ -98,7 +98,7 @@ def staged(x: Tensor, stage: Any) -> Tensor:
 
     q, k, v = qkv.chunk(3, dim=-1)
     x = v + by_sums(q, k, v, kernel, least) @ stage.proj.weight.T + stage.proj.bias
-    return x + mlp(normalised(x, stage.norm2), stage.mlp)
+    return x + mlp(normalized(x, stage.norm2), stage.mlp)
 
 
 def by_hand(model: T2T, image: Tensor) -> Tensor:
@@ -113,12 +113,12 @@ def by_hand(model: T2T, image: Tensor) -> Tensor:
         mixed = [by_sums(q, k, v, exponential) for q, k, v in zip(*heads, strict=True)]
         attn: Any = block.attn
         x = x + torch.cat(mixed, -1) @ attn.proj.weight.T + attn.proj.bias
-        x = x + mlp(normalised(x, block.norm2), block.mlp)
-    return normalised(x, model.norm)
+        x = x + mlp(normalized(x, block.norm2), block.mlp)
+    return normalized(x, model.norm)
 
 
 def qkv_of(block: Any, x: Tensor) -> Tensor:
-    return normalised(x, block.norm1) @ block.attn.qkv.weight.T
+    return normalized(x, block.norm1) @ block.attn.qkv.weight.T
 
 
 def exponential(q: Tensor, k: Tensor) -> Tensor:

@@ -249,7 +249,7 @@ def timm_model(name: str, ours: Any) -> Any:
     return timm.create_model(name, num_classes=ours.config.classes)
 
 
-class SkipInitialisation(TorchFunctionMode):
+class SkipInitialization(TorchFunctionMode):
     """Skip the filling of weights: on the meta device it takes half of the time and has no effect."""
 
     names = ("uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "trunc_normal_", "kaiming_uniform_")
@@ -278,7 +278,7 @@ def test_presets_equal_timm() -> None:
     shared = [name for name in vitrail.list_models() if timm.is_model(name) and name not in elsewhere]
     assert len(shared) >= 55
     for name in shared:
-        with torch.device("meta"), SkipInitialisation():
+        with torch.device("meta"), SkipInitialization():
             ours: Any = vitrail.create(name)
             theirs = timm_model(name, ours)
         expected = {key: value.shape for key, value in get_renamed_tensors(theirs).items()}

@@ -324,7 +324,7 @@ def test_float32_is_used_if_int8_disagrees(
     assert found.notes[0].endswith("too few, so fp32 is used")
 
 
-def test_failed_quantisation_is_a_note(exported: ExportFinder, home: Path) -> None:
+def test_failed_quantization_is_a_note(exported: ExportFinder, home: Path) -> None:
     home.write_text("a file in the way")
     found = open_on_fastest_engine(exported("onnx"), EngineOptions(fast=True), 4)
     assert found.predictor.engine.name == "onnx"

@@ -91,4 +91,4 @@ def test_a_notebook_shows_bars_with_escaped_names() -> None:
     assert "width: 75.0%" in html
     assert "75.0%" in html
     assert "tabby" in html
-    assert not re.search("[^-]color:", html), "text keeps the colour of the notebook's theme"
+    assert not re.search("[^-]color:", html), "text keeps the color of the notebook's theme"

@@ -95,8 +95,8 @@ def test_the_size_is_the_models_unless_it_takes_any() -> None:
 
 
 def test_one_channel() -> None:
-    grey = Preprocessing(mean=(0.5,), std=(0.5,))
-    assert len(Predictor(toy(channels=1), preprocessing=grey).predict(picture()).top) == 5
+    gray = Preprocessing(mean=(0.5,), std=(0.5,))
+    assert len(Predictor(toy(channels=1), preprocessing=gray).predict(picture()).top) == 5
 
 
 def test_half_precision() -> None:

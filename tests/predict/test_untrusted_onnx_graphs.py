@@ -50,7 +50,7 @@ def test_a_graph_that_is_not_a_model_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_graph_that_loops_is_not_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_loops_is_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.export.exported_model.TIMEOUT_SECONDS", 0.2)
     with pytest.raises(CheckpointError, match=r"took longer than 0\.2 s"):
         open_on_fastest_engine(write_graph_folder(tmp_path / "a", "loops"), EngineOptions(fast=True), 1)

@@ -11,7 +11,7 @@ from support.saved_models import LABELS, write_model_folder
 from support.toy_datasets import write_class_folders
 
 from vitrail.base.style import WRONG
-from vitrail.evaluation.evaluation_data import open_labelled_images, select_images
+from vitrail.evaluation.evaluation_data import open_labeled_images, select_images
 from vitrail.inspection.explain.explainer import Explainer
 from vitrail.opening import Opened, open_torch_model
 from vitrail.report.evaluation_report import (
@@ -42,7 +42,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 
 @pytest.fixture(scope="module")
 def evaluated(loaded: Opened, data: Path) -> EvaluatedImages:
-    return evaluate_images(loaded, open_labelled_images(loaded, str(data)), batch=4)
+    return evaluate_images(loaded, open_labeled_images(loaded, str(data)), batch=4)
 
 
 def rows(section: PageSection) -> Any:
@@ -86,7 +86,7 @@ def test_result_sections(evaluated: EvaluatedImages) -> None:
 
 
 def test_classes_of_the_data_that_the_model_does_not_have(loaded: Opened, tmp_path: Path) -> None:
-    found = open_labelled_images(loaded, str(write_class_folders(tmp_path / "others", dogs=1, birds=1)))
+    found = open_labeled_images(loaded, str(write_class_folders(tmp_path / "others", dogs=1, birds=1)))
     assert found.mapping is None
     assert "2 of the data's 2 classes" in found.no_mapping_reason
     assert found.labels == ("birds", "dogs")
@@ -96,7 +96,7 @@ def test_few_images_are_of_different_classes(loaded: Opened, data: Path) -> None
     chosen = select_images(loaded, str(data), 3, by_class=True)
     assert [(Path(each.name).parent.name, each.label) for each in chosen.items] == [(name, name) for name in LABELS]
     assert [str(each.source) for each in chosen.items] == [each.name for each in chosen.items]
-    assert chosen.labelled is not None
+    assert chosen.labeled is not None
     assert [each.label for each in select_images(loaded, str(data), 3).items] != list(LABELS)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
-from support.browser_pages import COLOUR_SCHEMES, WINDOW_WIDTHS, find_page_faults, open_in_browser
+from support.browser_pages import COLOR_SCHEMES, WINDOW_WIDTHS, find_page_faults, open_in_browser
 
 from vitrail.base.figures import CaptionedFigure, new_figure
 from vitrail.base.style import FIGURE_WIDTH, SEQUENTIAL_MAP
@@ -61,7 +61,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("width", "scheme"), list(product(WINDOW_WIDTHS, COLOUR_SCHEMES)))
+@pytest.mark.parametrize(("width", "scheme"), list(product(WINDOW_WIDTHS, COLOR_SCHEMES)))
 def test_page_is_rendered_without_faults(
     browser: "Browser", page: Path, width: int, scheme: Literal["light", "dark"]
 ) -> None:

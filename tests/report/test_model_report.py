@@ -139,7 +139,7 @@ def test_without_a_head(tmp_path: Path) -> None:
     assert "without a head" in lead
     names = [figure.name.rpartition(".")[2] for section in sections for figure in section.figures]
     assert names == [
-        *("rollout", "rollout", "heads", "heads", "neighbours", "attention_distance", "patch_pca", "filters"),
+        *("rollout", "rollout", "heads", "heads", "neighbors", "attention_distance", "patch_pca", "filters"),
         "token_norms",
     ]
     assert "Predictions" not in [each.title for each in sections]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
-from support.browser_pages import COLOUR_SCHEMES, WINDOW_WIDTHS, find_page_faults, open_in_browser
+from support.browser_pages import COLOR_SCHEMES, WINDOW_WIDTHS, find_page_faults, open_in_browser
 from support.toy_translators import make_translator
 
 from vitrail.report.translation_report import ExplainedSentence, explain_sentence, render_translation_page
@@ -26,7 +26,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExplainedSenten
     return found, page
 
 
-@pytest.mark.parametrize(("width", "scheme"), list(product(WINDOW_WIDTHS, COLOUR_SCHEMES)))
+@pytest.mark.parametrize(("width", "scheme"), list(product(WINDOW_WIDTHS, COLOR_SCHEMES)))
 def test_the_page_has_no_faults(
     browser: "Browser", explained: tuple[ExplainedSentence, Path], width: int, scheme: Literal["light", "dark"]
 ) -> None:

@@ -9,7 +9,7 @@ from support.saved_models import write_model_folder
 from support.toy_datasets import write_class_folders
 
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.evaluation.evaluation_data import open_labelled_images
+from vitrail.evaluation.evaluation_data import open_labeled_images
 from vitrail.opening import open_torch_model
 from vitrail.report.evaluation_report import render_wrong_page
 from vitrail.report.html_page import write_page
@@ -24,7 +24,7 @@ LABELS = ("<script>alert(1)<|script>", "a_very_long_class_name_without_a_break_"
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wrong")
     loaded = open_torch_model(write_model_folder(folder / "model", labels=LABELS, patch_size=16))
-    found = open_labelled_images(loaded, str(write_class_folders(folder / "photos", **dict.fromkeys(LABELS, 4))))
+    found = open_labeled_images(loaded, str(write_class_folders(folder / "photos", **dict.fromkeys(LABELS, 4))))
     result = evaluate(loaded, found.images, mapping=found.mapping)
     assert 3 < len(result.wrong) < 12
     write_page(render_wrong_page(result, loaded, found.name, found.images), folder / "wrong.html")

@@ -41,9 +41,9 @@ def request(name: str = "fashion", changes: dict[str, Any] | None = None, **othe
 
 
 def deit(**changes: Any) -> Request:
-    grey = {"mean": [0.5], "std": [0.5]}
+    gray = {"mean": [0.5], "std": [0.5]}
     fields = {**SMALL, "image_size": 28, "patch_size": 7, "stochastic_depth": 0.1}
-    return request("deit", {"model": "DeiT-Ti", "fields": fields, "preprocessing": grey, **changes})
+    return request("deit", {"model": "DeiT-Ti", "fields": fields, "preprocessing": gray, **changes})
 
 
 def test_each_ingredient_of_deit_gives_a_row() -> None:

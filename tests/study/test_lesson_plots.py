@@ -100,9 +100,7 @@ def test_tables_differ_as_in_the_caption() -> None:
     row, column = arrays["patch"]
     one, two = arrays["cosine_1d"], arrays["cosine_2d"]
     assert one[row, column] == pytest.approx(1)
-    assert (
-        one[row, column + 1] > one[row + 1, column] + 0.2
-    )  # 1-D: similar to the right neighbour, not to the one below
+    assert one[row, column + 1] > one[row + 1, column] + 0.2  # 1-D: similar to the right neighbor, not to the one below
     assert one[row + 1, 0] > one[row + 1, column]  # similar across the edge
     assert two[row, column + 1] == pytest.approx(two[row + 1, column], abs=1e-5)  # 2-D: equally similar to both
 

@@ -42,7 +42,7 @@ ATTENTION_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "distilled, distillation head": ("deit", {"distilled": True, "answer": "distill"}),
     "hybrid": ("hybrid", {}),
     "cct": ("cct", {}),
-    "cct with neighbours": ("cct", {"neighbours": True, "published": False}),
+    "cct with neighbors": ("cct", {"neighbors": True, "published": False}),
     "cct, sinusoidal": ("cct", {"learned_positions": False}),
     "t2t": ("t2t", {"stage_width": 8}),
     "sl_vit": ("sl_vit", {"patch_size": 16}),

@@ -15,11 +15,11 @@ CHROMIUM_ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-COLOUR_SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+COLOR_SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 WINDOW_WIDTHS = (360, 1200)  # a phone, a desktop
 
 INSPECT_SCRIPT = """() => {
-  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const numbers = color => color.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map(x => x / 255)
     .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
     .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
@@ -74,7 +74,7 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class RenderedPage:
-    """A page rendered at one width in one colour scheme."""
+    """A page rendered at one width in one color scheme."""
 
     figures: list[PageFigure]
     overflow: int  # CSS pixels beyond the right edge of the window
@@ -84,7 +84,7 @@ class RenderedPage:
     scripts: int
     requests: list[str]  # except the file itself and data: addresses
     errors: list[str]  # console errors and dialogs
-    colours: list[int]  # number of colours of each figure on screen
+    colors: list[int]  # number of colors of each figure on screen
 
 
 def open_in_browser(browser: "Browser", path: Path, *, width: int, scheme: Literal["light", "dark"]) -> RenderedPage:
@@ -107,16 +107,16 @@ def open_in_browser(browser: "Browser", path: Path, *, width: int, scheme: Liter
         page.on("dialog", dismiss)
         page.goto(address, wait_until="load")
         found: dict[str, Any] = page.evaluate(INSPECT_SCRIPT)
-        colours = [count_colours(each.screenshot()) for each in page.locator("figure .card").all()]
+        colors = [count_colors(each.screenshot()) for each in page.locator("figure .card").all()]
     finally:
         context.close()
     external = [each for each in requests if each != address and not each.startswith("data:")]
     figures = [PageFigure(**each) for each in found.pop("figures")]
-    return RenderedPage(figures=figures, **found, requests=external, errors=errors, colours=colours)
+    return RenderedPage(figures=figures, **found, requests=external, errors=errors, colors=colors)
 
 
-def count_colours(png: bytes) -> int:
-    """Number of colours in a screenshot."""
+def count_colors(png: bytes) -> int:
+    """Number of colors in a screenshot."""
     with Image.open(BytesIO(png)) as image:
         return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3) @ [1, 256, 65536]))
 
@@ -126,10 +126,10 @@ def find_page_faults(page: RenderedPage, figures: int) -> list[str]:
     faults = [*(f"requested {each}" for each in page.requests), *(f"error {each}" for each in page.errors)]
     if len(page.figures) != figures:
         faults.append(f"{len(page.figures)} figures, not {figures}")
-    for number, (each, colours) in enumerate(zip(page.figures, page.colours, strict=True), 1):
+    for number, (each, colors) in enumerate(zip(page.figures, page.colors, strict=True), 1):
         drawn = each.pixels > 0 if each.kind == "img" else each.shapes > 3 and not each.lost
-        if not (drawn and min(each.width, each.height) > 50 and colours > 10):
-            faults.append(f"figure {number} is not drawn: {each}, {colours} colours")
+        if not (drawn and min(each.width, each.height) > 50 and colors > 10):
+            faults.append(f"figure {number} is not drawn: {each}, {colors} colors")
         if each.role != "img" or len(each.alt) < 10 or not each.caption.startswith(f"Figure {number}. "):
             faults.append(f"figure {number} has no text alternative: {each}")
     if page.overflow > 0:

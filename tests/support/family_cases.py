@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.catalog.families import load_family
@@ -22,12 +22,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hybrid": ("hybrid", {**TOKENS, "stages": (1, 1), "patch_size": (1, 2)}),
     "hybrid, stem only": ("hybrid", {**TOKENS, "stages": (), "patch_size": 2}),
     "cct": ("cct", {**TOKENS, "stem": (8,)}),
-    "cct, neighbours": ("cct", {**TOKENS, "stem": (8,), "published": False, "neighbours": True}),
+    "cct, neighbors": ("cct", {**TOKENS, "stem": (8,), "published": False, "neighbors": True}),
     "cait": ("cait", {**PLAIN, "layer_scale": 0.5}),
     "t2t": ("t2t", {**TOKENS, "stage_width": 8}),
     "linformer": ("linformer", {**PLAIN, "projected": 4}),
     "axial": ("axial", PLAIN),
-    "igpt": ("igpt", {**TOKENS, "colours": 5}),
+    "igpt": ("igpt", {**TOKENS, "colors": 5}),
     "sl_vit": ("sl_vit", PLAIN),
     "sl_vit, patches alone": ("sl_vit", {**PLAIN, "shifted_patches": False}),
     "parallel_vit": ("parallel_vit", {**PLAIN, "layer_scale": 0.5}),
@@ -153,4 +153,4 @@ def build_case(case: str, size: tuple[int, int] = SIZE, **fields: Any) -> ImageM
     family = load_family(name)
     model = family.build(family.configure(**{"image_size": size, "classes": 5, **own, **fields}))
     assert isinstance(model, ImageModel)
-    return randomise_batch_norms(add_weight_noise(model))
+    return randomize_batch_norms(add_weight_noise(model))

@@ -1,4 +1,4 @@
-"""Checks for every figure: it is drawn completely, as PNG and SVG, with labelled axes."""
+"""Checks for every figure: it is drawn completely, as PNG and SVG, with labeled axes."""
 
 from io import BytesIO
 from itertools import combinations

@@ -171,7 +171,7 @@ def random_unit(rng: Random, entering: int, leaving: int, project: bool) -> Weig
 
 
 def random_kernel(rng: Random, size: int, inputs: int, outputs: int) -> Array:
-    """Each output has its own mean and spread, which weight standardisation removes."""
+    """Each output has its own mean and spread, which weight standardization removes."""
     spread = rng.uniform(0.02, 0.1, outputs)
     mean = 0.05 * rng.standard_normal(outputs)
     return (mean + spread * rng.standard_normal((size, size, inputs, outputs))).astype(np.float32)
@@ -243,7 +243,7 @@ def list_layers(transformer: Weights) -> list[Weights]:
 
 
 def block(weights: Weights, x: Array) -> Array:
-    """Both halves normalise first and add at the end: (B, N, D) → (B, N, D)."""
+    """Both halves normalize first and add at the end: (B, N, D) → (B, N, D)."""
     names = PRE_LINEN if f"{PRE_LINEN[1]}/query/kernel" in weights else LINEN
     norm1, attend, norm2, feed = (select_below(weights, name) for name in names)
     y = layer_norm(norm1, x)
@@ -268,9 +268,9 @@ def dense(weights: Weights, x: Array) -> Array:
 
 
 def layer_norm(weights: Weights, x: Array) -> Array:
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = (centred**2).mean(axis=-1, keepdims=True)
-    return centred / np.sqrt(variance + NORM_EPS) * weights["scale"] + weights["bias"]
+    centered = x - x.mean(axis=-1, keepdims=True)
+    variance = (centered**2).mean(axis=-1, keepdims=True)
+    return centered / np.sqrt(variance + NORM_EPS) * weights["scale"] + weights["bias"]
 
 
 def attention(weights: Weights, query: Array, memory: Array) -> Array:
@@ -318,7 +318,7 @@ def bottleneck(weights: Weights, x: Array, stride: int) -> Array:
 
 
 def std_conv(kernel: Array, x: Array, stride: int = 1) -> Array:
-    """Convolution with a kernel (k, k, C, O) standardised for each output, with SAME padding."""
+    """Convolution with a kernel (k, k, C, O) standardized for each output, with SAME padding."""
     kernel = kernel - kernel.mean(axis=(0, 1, 2))
     kernel = kernel / (kernel.std(axis=(0, 1, 2)) + STD_CONV_EPS)
     return convolve(same_padding(x, kernel.shape[0], stride), kernel, stride)
@@ -349,7 +349,7 @@ def same_padding(x: Array, size: int, stride: int, fill: float = 0.0) -> Array:
 def group_norm(weights: Weights, x: Array) -> Array:
     """Group norm over positions and the channels of a group; scale and bias are (1, 1, 1, C) or (C,)."""
     groups = x.reshape(*x.shape[:3], GROUPS, -1)  # (B, h, w, G, C/G)
-    centred = groups - groups.mean(axis=(1, 2, 4), keepdims=True)
-    variance = (centred**2).mean(axis=(1, 2, 4), keepdims=True)
-    normal_form = (centred / np.sqrt(variance + NORM_EPS)).reshape(x.shape)
+    centered = groups - groups.mean(axis=(1, 2, 4), keepdims=True)
+    variance = (centered**2).mean(axis=(1, 2, 4), keepdims=True)
+    normal_form = (centered / np.sqrt(variance + NORM_EPS)).reshape(x.shape)
     return normal_form * weights["scale"].reshape(-1) + weights["bias"].reshape(-1)

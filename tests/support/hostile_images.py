@@ -21,21 +21,21 @@ def png(
     columns: int,
     *,
     bits: int = 8,
-    colour: int = 2,
+    color: int = 2,
     before: bytes = b"",
     fill: bytes = b"\0",
     interlace: int = 0,
 ) -> bytes:
-    """A PNG of one colour, a thousandth of its pixels. `colour`: 0 grey, 2 RGB, 3 palette, 4 and 6 with alpha."""
-    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    """A PNG of one color, a thousandth of its pixels. `color`: 0 gray, 2 RGB, 3 palette, 4 and 6 with alpha."""
+    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
     packed, row = zlib.compressobj(9), (columns * channels * bits + 7) // 8
     line, parts = b"\0" + fill * row, list[bytes]()
     at_once = max(1, 2**20 // len(line))
     for top in range(0, rows, at_once):
         parts.append(packed.compress(line * min(at_once, rows - top)))
     parts.append(packed.flush())
-    header = struct.pack(">IIBBBBB", columns, rows, bits, colour, 0, 0, interlace)
-    palette = png_chunk(b"PLTE", bytes(range(6))) if colour == 3 else b""
+    header = struct.pack(">IIBBBBB", columns, rows, bits, color, 0, 0, interlace)
+    palette = png_chunk(b"PLTE", bytes(range(6))) if color == 3 else b""
     body = png_chunk(b"IHDR", header) + palette + before + png_chunk(b"IDAT", b"".join(parts)) + png_chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
 
@@ -62,7 +62,7 @@ def jpeg(
     data: bytes | None = None,
     before: bytes = b"",
 ) -> bytes:
-    """A JPEG of grey blocks of two bits each; progressive (0xC2) ones have `scans` almost empty scans."""
+    """A JPEG of gray blocks of two bits each; progressive (0xC2) ones have `scans` almost empty scans."""
     parts = [(1 + place, factor, 0) for place, factor in enumerate(factors)]
     header = struct.pack(">BHHB", 8, rows, columns, len(parts)) + bytes(each for part in parts for each in part)
     start = b"\xff\xd8" + before + jpeg_segment(0xDB, b"\0" + b"\1" * 64) + jpeg_segment(frame, header)
@@ -129,16 +129,16 @@ def blank_tiff(rows: int, columns: int, *, bits: Sequence[int] = (8, 8, 8), **ch
     return tiff(tags | changes.pop("tags", {}), data, **changes)
 
 
-def bmp(rows: int, columns: int, *, bits: int = 8, compression: int = 0, data: bytes = b"", colours: int = 2) -> bytes:
-    palette = bytes(4 * colours) if bits <= 8 else b""
-    info = struct.pack("<IiiHHIIiiII", 40, columns, rows, 1, bits, compression, len(data), 0, 0, colours, 0)
+def bmp(rows: int, columns: int, *, bits: int = 8, compression: int = 0, data: bytes = b"", colors: int = 2) -> bytes:
+    palette = bytes(4 * colors) if bits <= 8 else b""
+    info = struct.pack("<IiiHHIIiiII", 40, columns, rows, 1, bits, compression, len(data), 0, 0, colors, 0)
     start = 14 + len(info) + len(palette)
     return b"BM" + struct.pack("<IHHI", start + len(data), 0, 0, start) + info + palette + data
 
 
-def gif(rows: int, columns: int, frames: Iterable[bytes] = (), colours: int = 2) -> bytes:
+def gif(rows: int, columns: int, frames: Iterable[bytes] = (), colors: int = 2) -> bytes:
     """A GIF with these frames, made by `gif_frame`."""
-    head = b"GIF89a" + struct.pack("<HHBBB", columns, rows, 0x80, 0, 0) + bytes(3 * colours)
+    head = b"GIF89a" + struct.pack("<HHBBB", columns, rows, 0x80, 0, 0) + bytes(3 * colors)
     return head + b"".join(frames) + b";"
 
 
@@ -270,8 +270,8 @@ def random_bmp(draw: Random) -> bytes:
         draw.choice((b"\0\0", b"\0\1", b"\0\2\xff\xff", b"\0\5", b"\xff\1", random_bytes(draw, 20))) for _ in range(50)
     )
     sides = [min(draw.choice(EDGE_SIDES), 2**31 - 1) * draw.choice((1, 1, -1)) for _ in range(2)]
-    bits, colours = draw.choice((1, 2, 4, 8, 16, 24, 32, 9)), draw.choice((0, 1, 2, 255, 256, 70000))
-    return bmp(*sides, bits=bits, compression=draw.randrange(8), data=data, colours=colours)
+    bits, colors = draw.choice((1, 2, 4, 8, 16, 24, 32, 9)), draw.choice((0, 1, 2, 255, 256, 70000))
+    return bmp(*sides, bits=bits, compression=draw.randrange(8), data=data, colors=colors)
 
 
 def random_gif(draw: Random) -> bytes:

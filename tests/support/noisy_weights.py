@@ -17,7 +17,7 @@ def add_weight_noise(module: M, std: float = 0.05) -> M:
 
 
 @torch.no_grad()
-def randomise_batch_norms(module: M) -> M:
+def randomize_batch_norms(module: M) -> M:
     """Set the running statistics of batch norms to random values, as after training."""
     for norm in module.modules():
         if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):

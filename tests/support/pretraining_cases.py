@@ -49,7 +49,7 @@ def make_igpt(objective: Any) -> Callable[[Any], Task]:
 
     def make(_: Any) -> Task:
         torch.manual_seed(1)
-        fields = {"image_size": 8, "colours": 9, "width": 12, "depth": 2, "heads": 2, "classes": 0}
+        fields = {"image_size": 8, "colors": 9, "width": 12, "depth": 2, "heads": 2, "classes": 0}
         backbone: Any = vitrail.create("igpt_cpu", **fields, causal=objective == "autoregressive")
         return ImageGpt(backbone, IgptSettings(objective=objective))
 
@@ -68,7 +68,7 @@ MAE_SETTINGS = MaeSettings(mask_ratio=0.5, decoder_width=8, decoder_depth=2, dec
 # layer norm amplifies rounding errors of a mask token with learned positions, which both start near 0
 LARGE_POSITIONS = {"positions": "sincos_2d"}
 
-STABLE_VIEWS: dict[str, Any] = {"area": (0.9, 1.0), "jitter": 0, "grey": 0, "blur": 0}
+STABLE_VIEWS: dict[str, Any] = {"area": (0.9, 1.0), "jitter": 0, "gray": 0, "blur": 0}
 NO_CLASS_TOKEN = {"class_token": False, "pool": "mean"}  # it starts near 0, so its gradients are large
 BYOL_SETTINGS = ByolSettings(**STABLE_VIEWS, projector_width=64, projection_width=32)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 
 import vitrail
 from vitrail.data.images.preprocessing import Preprocessing
@@ -45,7 +45,7 @@ TOY_FIELDS: dict[str, dict[str, Any]] = {
     "distilled": {**VIT, "depth": 1, "preset": "deit_tiny_distilled_patch16_224"},
     "hybrid": {**VIT, "preset": "vit_tiny_r_s16_p8_224", "patch_size": 4},
     "cct": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "stem": (8,)},
-    "cct neighbours": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "neighbours": True},
+    "cct neighbors": {"preset": "cct_7_3x1_32", "depth": 1, "width": 16, "heads": 2, "neighbors": True},
     "cait": {**VIT, "depth": 1, "preset": "cait_xxs24_224", "class_depth": 1, "layer_scale": 0.5},
     "t2t": {**VIT, "depth": 1, "preset": "t2t_vit_7", "stage_width": 8},
     "t2t transformer": {**VIT, "depth": 1, "preset": "t2t_vit_t_14", "stage_width": 8},
@@ -91,7 +91,7 @@ def make_toy_model(name: str, **fields: Any) -> Any:
     given: dict[str, Any] = {"image_size": SIZE, "classes": len(LABELS), **TOY_FIELDS[name], **fields}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(name))
-        return randomise_batch_norms(add_weight_noise(vitrail.create(given.pop("preset"), **given), std=0.2))
+        return randomize_batch_norms(add_weight_noise(vitrail.create(given.pop("preset"), **given), std=0.2))
 
 
 def save_toy_model(folder: Path, name: str = "vit", **fields: Any) -> Path:
@@ -139,7 +139,7 @@ def random_pixels(count: int = 3, size: tuple[int, int] = SIZE, seed: int = 0) -
 def reference_probabilities(
     model: Any, pixels: NDArray[np.uint8], how: Preprocessing = PREPROCESSING
 ) -> NDArray[np.float64]:
-    """The probabilities that the model gives, normalised one by one in double precision: (B, classes)."""
+    """The probabilities that the model gives, normalized one by one in double precision: (B, classes)."""
     images = ((pixels / 255.0 - np.array(how.mean)) / np.array(how.std)).transpose(0, 3, 1, 2)
     with torch.inference_mode():
         return model(torch.from_numpy(images).float()).double().softmax(-1).numpy()

@@ -1,4 +1,4 @@
-"""A toy task with all that self-supervision needs: two views, a momentum teacher, a centre, and schedules."""
+"""A toy task with all that self-supervision needs: two views, a momentum teacher, a center, and schedules."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -40,7 +40,7 @@ class ToySettings:
 
 
 class SelfDistillation(ImageTask):
-    """The student predicts for one view what its momentum teacher, centred, predicts for the other."""
+    """The student predicts for one view what its momentum teacher, centered, predicts for the other."""
 
     metrics = (Metric(name="agreement", label="agreement", is_share=True), LOSS_METRIC)
     shares = ("agreement",)
@@ -54,23 +54,23 @@ class SelfDistillation(ImageTask):
         self.projector = nn.Linear(backbone.levels[-1].width, outputs)
         self.last = nn.Linear(outputs, outputs, bias=False)
         self.teacher = deepcopy(nn.ModuleList([self.backbone, self.projector, self.last])).requires_grad_(False)
-        self.register_buffer("centre", torch.zeros(outputs))
-        self.centre: Tensor
+        self.register_buffer("center", torch.zeros(outputs))
+        self.center: Tensor
         self.seen = list[Tensor]()  # means of the teacher's outputs, one per micro-batch of a step
-        self.mean = self.centre  # of the step, over all processes
+        self.mean = self.center  # of the step, over all processes
 
     @property
     def result(self) -> nn.Module:
         return self.teacher[0]
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        crops = self.normalise(batch["crops"].flatten(0, 1))  # (2·B, C, h, w)
+        crops = self.normalize(batch["crops"].flatten(0, 1))  # (2·B, C, h, w)
         student = compute_outputs(crops, self.backbone, self.projector, self.last)
         with torch.no_grad():
             teacher = compute_outputs(crops, *self.teacher).float()
         if self.training:
             self.seen.append(teacher.mean(0))
-        goals = ((teacher - self.centre) / 0.1).softmax(-1).unflatten(0, (2, -1)).flip(0).flatten(0, 1)
+        goals = ((teacher - self.center) / 0.1).softmax(-1).unflatten(0, (2, -1)).flip(0).flatten(0, 1)
         alike = student.detach().argmax(-1) == goals.argmax(-1)
         return F.cross_entropy(student, goals), {"agreement": alike.float().mean()}
 
@@ -83,7 +83,7 @@ class SelfDistillation(ImageTask):
 
     @torch.no_grad()
     def after_step(self, clock: Clock) -> None:
-        self.centre.lerp_(self.mean, 0.1)
+        self.center.lerp_(self.mean, 0.1)
         momentum = self.settings.momentum.at(clock)
         student = [*self.backbone.parameters(), *self.projector.parameters(), *self.last.parameters()]
         for mine, its in zip(self.teacher.parameters(), student, strict=True):
@@ -105,12 +105,12 @@ def make_task(**fields: Any) -> SelfDistillation:
 
 
 def make_data(count: int = 24) -> DatasetSplits:
-    """Noise around one colour per class."""
+    """Noise around one color per class."""
     random = np.random.default_rng(0)
     labels = np.arange(count) % 3
     images = random.integers(40, 200, (3, 1, 1, 3))[labels] + random.integers(-40, 40, (count, 10, 10, 3))
-    arrays = ArrayDataset(images.astype(np.uint8), labels, ("red", "green", "blue"), "colours")
-    return DatasetSplits(name="colours", train=arrays, val=arrays, classes=arrays.classes)
+    arrays = ArrayDataset(images.astype(np.uint8), labels, ("red", "green", "blue"), "colors")
+    return DatasetSplits(name="colors", train=arrays, val=arrays, classes=arrays.classes)
 
 
 def build_toy_task(request: Request, context: BuildContext) -> TaskSetup:

@@ -196,7 +196,7 @@ def test_tokens_are_cached_only_without_random_augmentation() -> None:
 
 
 def make_photo_folder(folder: Path) -> CaptionSplits:
-    """Twelve grey photos, of which two cannot be read."""
+    """Twelve gray photos, of which two cannot be read."""
     folder.mkdir()
     for number in range(12):
         Image.fromarray(np.full((56, 56), 20 * number, np.uint8)).save(folder / f"{number}.png")

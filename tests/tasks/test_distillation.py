@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from test_teacher import Convnet, teacher
-from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, colour_images, create_runs, data
+from test_train_fit import EVERYTHING, PLAIN, StopAt, assert_same, color_images, create_runs, data
 from torch import Tensor, nn
 
 import vitrail
@@ -32,13 +32,13 @@ def student(**fields: Any) -> nn.Module:
 
 
 class NextClassTeacher(nn.Module):
-    """Always predicts the class after the correct one, which it finds by colour."""
+    """Always predicts the class after the correct one, which it finds by color."""
 
     means: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        images, labels = colour_images(400).images, colour_images(400).labels
+        images, labels = color_images(400).images, color_images(400).labels
         means = torch.stack([torch.from_numpy(images[labels == each]).float().mean((0, 1, 2)) for each in range(4)])
         self.register_buffer("means", means / 127.5 - 1)
 
@@ -47,10 +47,10 @@ class NextClassTeacher(nn.Module):
 
 
 def test_distillation_head_learns_from_the_teacher_and_class_head_from_the_labels() -> None:
-    next_class_teacher = Teacher(model=NextClassTeacher(), preprocessing=SEEN, labels=colour_images().classes)
+    next_class_teacher = Teacher(model=NextClassTeacher(), preprocessing=SEEN, labels=color_images().classes)
     recipe = replace(PLAIN, loop=LoopSettings(epochs=30, batch=8))
     fitted = fit(student(), data(), recipe, teacher=next_class_teacher, device="cpu").model
-    images = torch.from_numpy(colour_images(24).images).permute(0, 3, 1, 2)[:, :, 2:18, 2:18].float() / 127.5 - 1
+    images = torch.from_numpy(color_images(24).images).permute(0, 3, 1, 2)[:, :, 2:18, 2:18].float() / 127.5 - 1
     by_label, by_teacher = fitted.head_logits(fitted.encode(images, queries=2))
     labels = torch.arange(24) % 4
     assert torch.equal(by_label.argmax(-1), labels)
@@ -159,7 +159,7 @@ def test_settings_that_do_not_fit_the_student_are_refused() -> None:
 def test_fine_tuning_at_another_size_keeps_both_heads(tmp_path: Path) -> None:
     """Fine-tuning a distilled model at higher resolution keeps both heads."""
     first = fit(student(), data(), PLAIN, teacher=teacher(), device="cpu", steps=4).model
-    vitrail.save(first, tmp_path / "student", labels=colour_images().classes)
+    vitrail.save(first, tmp_path / "student", labels=color_images().classes)
     larger = vitrail.load(tmp_path / "student", image_size=24)
     for name in ("head", "head_dist"):
         assert torch.equal(getattr(larger, name).weight, getattr(first, name).weight)
@@ -184,6 +184,6 @@ class NanTeacher(nn.Module):
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_nan_from_the_teacher_stops_training(kind: str) -> None:
-    nan_teacher = Teacher(model=NanTeacher(), preprocessing=SEEN, labels=colour_images().classes)
+    nan_teacher = Teacher(model=NanTeacher(), preprocessing=SEEN, labels=color_images().classes)
     with pytest.raises(DivergedError, match="the loss became nan at step 2"):
         fit(student(), data(), PLAIN.with_settings({"distill": kind}), teacher=nan_teacher, device="cpu")

@@ -35,8 +35,8 @@ from vitrail.train.run_list import read_run_summary
 SIZES = {"image_size": 16, "patch_size": 8, "width": 12, "depth": 1, "heads": 1}
 
 
-class MeanColour(ImageTask):
-    """Predicts the mean colour of an image."""
+class MeanColor(ImageTask):
+    """Predicts the mean color of an image."""
 
     metrics = (Metric(name="rmse", label="RMSE", higher_is_better=False), LOSS_METRIC)
     shares = ()
@@ -46,13 +46,13 @@ class MeanColour(ImageTask):
         self.backbone, self.predictor = backbone, nn.Linear(backbone.config.width, 3)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        images = self.normalise(batch["images"])
+        images = self.normalize(batch["images"])
         loss = F.mse_loss(self.predictor(self.backbone(images)), images.mean((2, 3)))
         return loss, {"rmse": loss.detach().sqrt()}
 
 
-def build_mean_colour(request: Request, context: BuildContext) -> TaskSetup:
-    return build_image_task(request, context, MeanColour)
+def build_mean_color(request: Request, context: BuildContext) -> TaskSetup:
+    return build_image_task(request, context, MeanColor)
 
 
 def run_command(*words: object) -> None:
@@ -62,7 +62,7 @@ def run_command(*words: object) -> None:
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The task is registered, and photos is a flat folder of images."""
-    kind = TaskKind(name="toy", settings=None, build=build_mean_colour, needs_classes=False)
+    kind = TaskKind(name="toy", settings=None, build=build_mean_color, needs_classes=False)
     monkeypatch.setattr(tasks, "TASKS", (*tasks.TASKS, "toy"))
     monkeypatch.setitem(sys.modules, "vitrail.tasks.toy", SimpleNamespace(TASK=kind))
     monkeypatch.chdir(tmp_path)
@@ -136,7 +136,7 @@ def test_model_has_no_head_even_if_the_images_have_classes(tmp_path: Path) -> No
 
 
 def test_fit_trains_a_task_on_images_without_classes() -> None:
-    task = MeanColour(vitrail.create("ViT-Ti/16", classes=0, **SIZES))
+    task = MeanColor(vitrail.create("ViT-Ti/16", classes=0, **SIZES))
     result = vitrail.fit(task, "photos", make_toy_request().recipe, steps=1, run="fitted", device="cpu")
     assert list(result.evaluation.metrics) == ["loss", "rmse"]
     assert read_run_summary(Path("fitted")).last_metric == result.evaluation.metrics["rmse"]

@@ -78,7 +78,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], R
 def test_resume_is_bit_identical(
     stop: int, workers: int, precision: str, uninterrupted: Callable[[Any], RunFolder], tmp_path: Path
 ) -> None:
-    """Teacher, centre, optimizer and log, within the epoch of the frozen layer and after it."""
+    """Teacher, center, optimizer and log, within the epoch of the frozen layer and after it."""
     recipe = change_loop(RECIPE, precision=precision, save_every=1)
     with pytest.raises(KeyboardInterrupt):
         train(make_task(**NOISY), recipe, tmp_path / "run", stop=stop + 1, workers=workers)
@@ -94,9 +94,9 @@ def test_checkpoint_has_the_task_and_the_saved_model_only_its_result(
     trained = {"task.projector.weight", "task.projector.bias", "task.last.weight", *task.backbone.state_dict()}
     teacher = {f"task.{name}" for name in task.state_dict() if name.startswith("teacher.")}
     assert {name for name in tensors if name.startswith("model/")} == {
-        f"model/{name}" for name in trained | teacher | {"task.centre"}
+        f"model/{name}" for name in trained | teacher | {"task.center"}
     }
-    assert tensors["model/task.centre"].abs().max() > 1e-3
+    assert tensors["model/task.center"].abs().max() > 1e-3
     assert {name.split("/")[1] for name in tensors if name.startswith("optimizer/")} == trained
     assert "val_agreement" in records[-1]
     result = train(make_task(**NOISY), RECIPE)
@@ -150,7 +150,7 @@ def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
         assert process.exitcode == 0
     (one, records), (two, others) = (read_checkpoint_and_log(RunFolder(tmp_path / name)) for name in ("one", "two"))
     names = [name for name in one if name.startswith(("model/", "optimizer/"))]
-    assert "model/task.centre" in names
+    assert "model/task.center" in names
     for name in names:
         torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=0, msg=name)
     assert len(records) == len(others) == 12
@@ -234,7 +234,7 @@ def test_frozen_backbone_is_in_eval_mode_and_the_rest_is_trained() -> None:
         trainer.step(batches)
     assert set(modes) == {(False, True)}
     for name, tensor in task.state_dict().items():
-        moved = name.startswith(("projector.", "last.", "teacher.1.", "teacher.2.", "centre"))
+        moved = name.startswith(("projector.", "last.", "teacher.1.", "teacher.2.", "center"))
         assert torch.equal(tensor, before[name]) != moved, name
 
 
@@ -257,7 +257,7 @@ class Exploding(SelfDistillation):
 
 
 def test_no_update_after_a_step_that_was_skipped() -> None:
-    """In float16 a step with infinite gradients is skipped; the teacher and the centre must not move either."""
+    """In float16 a step with infinite gradients is skipped; the teacher and the center must not move either."""
     trainer = make_trainer(task := Exploding(), change_loop(RECIPE, precision="float16"))
     trainer.scaler = torch.GradScaler("cpu", init_scale=16.0)
     batches = trainer_batches(trainer)
@@ -269,7 +269,7 @@ def test_no_update_after_a_step_that_was_skipped() -> None:
     trainer.step(batches)
     assert task.taken == [0, 2]
     assert trainer.scaler.get_scale() == 8
-    assert not torch.equal(task.centre, before["centre"])
+    assert not torch.equal(task.center, before["center"])
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from support.toy_datasets import write_class_folders
-from test_train_fit import EVERYTHING, colour_images, data, model
+from test_train_fit import EVERYTHING, color_images, data, model
 from torch import Tensor, nn
 
 import vitrail
@@ -43,12 +43,12 @@ class Convnet(nn.Module):
 
 
 def teacher(net: nn.Module | None = None, preprocessing: Preprocessing = KNOWN, **fields: Any) -> Teacher:
-    return Teacher(model=net or Convnet(), preprocessing=preprocessing, labels=colour_images().classes, **fields)
+    return Teacher(model=net or Convnet(), preprocessing=preprocessing, labels=color_images().classes, **fields)
 
 
-def test_images_are_normalised_as_the_teacher_expects() -> None:
+def test_images_are_normalized_as_the_teacher_expects() -> None:
     view = TeacherView(teacher(), data(), SEEN, CPU)
-    image, _ = colour_images()[3]
+    image, _ = color_images()[3]
     mine, its = (torch.from_numpy(preprocess_image(image, preprocessing))[None] for preprocessing in (SEEN, KNOWN))
     torch.testing.assert_close(view.adapt_images(mine), its, atol=1e-6, rtol=0)
     assert view.adapt_images(its) is not its
@@ -65,14 +65,14 @@ def test_images_are_resized_to_the_teachers_size() -> None:
     torch.testing.assert_close(student_inputs, expected, atol=1e-5, rtol=0)
 
 
-def test_grey_images_are_expanded_for_a_colour_teacher() -> None:
-    grey = Preprocessing(image_size=16, crop=1.0, mean=(0.5,), std=(0.25,))
-    view = TeacherView(teacher(), data(), grey, CPU)
+def test_gray_images_are_expanded_for_a_color_teacher() -> None:
+    gray = Preprocessing(image_size=16, crop=1.0, mean=(0.5,), std=(0.25,))
+    view = TeacherView(teacher(), data(), gray, CPU)
     student_inputs = view.adapt_images(torch.ones(2, 1, 16, 16))
     expected = (0.75 - torch.tensor(KNOWN.mean)) / torch.tensor(KNOWN.std)
     torch.testing.assert_close(student_inputs[1, :, 3, 3], expected)
     with pytest.raises(ConfigError, match="takes 1 channels and the student 3"):
-        TeacherView(teacher(Convnet(channels=1), replace(grey, std=(1.0,))), data(), SEEN, CPU)
+        TeacherView(teacher(Convnet(channels=1), replace(gray, std=(1.0,))), data(), SEEN, CPU)
 
 
 def test_teacher_has_no_gradient_and_does_not_change() -> None:
@@ -88,7 +88,7 @@ def test_teacher_has_no_gradient_and_does_not_change() -> None:
 
 
 def test_classes_are_mapped_by_name() -> None:
-    names = colour_images().classes
+    names = color_images().classes
     mixed = Teacher(model=Convnet(5), preprocessing=KNOWN, labels=[names[2], "other", names[0], names[3], names[1]])
     view, images = TeacherView(mixed, data(), SEEN, CPU), torch.randn(3, 3, 16, 16)
     logits = mixed.model(view.adapt_images(images))
@@ -101,9 +101,9 @@ def test_classes_are_mapped_by_name() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Teacher(model=Convnet(7), preprocessing=KNOWN), "cannot teach colours: .*train the model on this data"),
+        (Teacher(model=Convnet(7), preprocessing=KNOWN), "cannot teach colors: .*train the model on this data"),
         (Teacher(model=Convnet(4), preprocessing=KNOWN, labels=list("abcd")), "not among the model's 4"),
-        (Teacher(model=Convnet(3), preprocessing=KNOWN, labels=[f"colour {n}" for n in range(3)]), "1 of the data's 4"),
+        (Teacher(model=Convnet(3), preprocessing=KNOWN, labels=[f"color {n}" for n in range(3)]), "1 of the data's 4"),
         (Teacher(model=nn.Flatten(0), preprocessing=KNOWN), "returned a tensor of .1536,.; expected logits"),
         (Teacher(model=nn.Conv2d(4, 4, 1), preprocessing=KNOWN, name="mine"), "mine failed: .*4 channels"),
         (Teacher(model=Convnet(5), preprocessing=KNOWN, labels=list("abcdefghij")), "has 10 labels for 5 classes"),
@@ -163,7 +163,7 @@ def test_fingerprint_depends_on_weights_config_preprocessing_and_labels() -> Non
     other = Convnet()
     other.head.bias.data[0] += 1e-3
     assert one != teacher(other).fingerprint()
-    assert one != replace(teacher(), labels=colour_images().classes[::-1]).fingerprint()
+    assert one != replace(teacher(), labels=color_images().classes[::-1]).fingerprint()
     heads = [teacher(model(heads=heads)) for heads in (1, 2)]
     heads[1].model.load_state_dict(heads[0].model.state_dict())
     assert heads[0].fingerprint() != heads[1].fingerprint(), "the same weights, but other logits"
@@ -171,10 +171,10 @@ def test_fingerprint_depends_on_weights_config_preprocessing_and_labels() -> Non
 
 def test_teacher_from_a_checkpoint(tmp_path: Path) -> None:
     net, preprocessing = model(), Preprocessing(image_size=16, crop=0.7)
-    vitrail.save(net, tmp_path / "saved", preprocessing=preprocessing, labels=colour_images().classes)
+    vitrail.save(net, tmp_path / "saved", preprocessing=preprocessing, labels=color_images().classes)
     found = Teacher.from_name(str(tmp_path / "saved"))
     assert found.preprocessing == preprocessing
-    assert tuple(found.labels or ()) == colour_images().classes
+    assert tuple(found.labels or ()) == color_images().classes
     assert found.name == str(tmp_path / "saved")
     with pytest.raises(CheckpointError, match="nowhere does not exist"):
         Teacher.from_name("nowhere")
@@ -186,7 +186,7 @@ def timm_folder(folder: Path, *, broken: bool = False) -> Any:
     torch.manual_seed(2)
     net = timm.create_model("resnet18", num_classes=4)
     about = {"input_size": [3, 24, 24], "mean": [0.1, 0.2, 0.3], "std": [0.3, 0.2, 0.1], "crop_pct": 0.75}
-    about |= {"interpolation": "bilinear", "label_names": list(colour_images().classes)}
+    about |= {"interpolation": "bilinear", "label_names": list(color_images().classes)}
     folder.mkdir()
     config = {"architecture": "resnet18", "num_classes": 4, "pretrained_cfg": about}
     (folder / "config.json").write_text(json.dumps(config))
@@ -201,7 +201,7 @@ def test_teacher_from_timm(tmp_path: Path) -> None:
         image_size=24, crop=0.75, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1)
     )
     assert found.preprocessing == preprocessing
-    assert (found.classes, found.labels) == (4, colour_images().classes)
+    assert (found.classes, found.labels) == (4, color_images().classes)
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
         assert torch.equal(found.module(images), net.eval()(images))
@@ -218,7 +218,7 @@ def test_unknown_or_broken_timm_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_teacher_receives_the_augmented_images_of_the_student() -> None:
-    """Crops, erasing and mixing are the same for both; only the normalisation differs."""
+    """Crops, erasing and mixing are the same for both; only the normalization differs."""
     net, student, student_inputs = Convnet(), model(), list[Tensor]()
     student.register_forward_pre_hook(
         lambda self, given: student_inputs.append(given[0].clone()) if self.training else None

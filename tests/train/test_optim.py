@@ -23,7 +23,7 @@ from vitrail.train.optim import (
     freeze_all_but_last_blocks,
     list_weights,
     make_parameter_groups,
-    orthogonalise,
+    orthogonalize,
     set_frozen_batch_norms_to_eval,
     set_scaled_lr,
 )
@@ -308,10 +308,10 @@ def test_run_learns_and_resumes_bit_identically(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
-def test_orthogonalise_brings_singular_values_near_one_and_keeps_singular_vectors(shape: tuple[int, int]) -> None:
+def test_orthogonalize_brings_singular_values_near_one_and_keeps_singular_vectors(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    found = u.T @ orthogonalise(matrix) @ v.T
+    found = u.T @ orthogonalize(matrix) @ v.T
     assert found.diagonal().min() > 0.6
     assert found.diagonal().max() < 1.3
     assert (found - found.diagonal().diag()).abs().max() < 1e-4

@@ -37,19 +37,17 @@ PLAIN = Recipe(optimization=OptimizationSettings(lr=3e-3), loop=LoopSettings(epo
 NOISY = {"dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.3}
 
 
-def colour_images(count: int = 40, classes: int = 4, size: int = 20) -> ArrayDataset:
-    """One colour per class, with noise."""
+def color_images(count: int = 40, classes: int = 4, size: int = 20) -> ArrayDataset:
+    """One color per class, with noise."""
     random = np.random.default_rng(0)
     labels = np.arange(count) % classes
-    colours = random.integers(40, 216, (classes, 1, 1, 3))
-    images = np.clip(colours[labels] + random.integers(-40, 40, (count, size, size, 3)), 0, 255).astype(np.uint8)
-    return ArrayDataset(images, labels, tuple(f"colour {n}" for n in range(classes)), "colours")
+    colors = random.integers(40, 216, (classes, 1, 1, 3))
+    images = np.clip(colors[labels] + random.integers(-40, 40, (count, size, size, 3)), 0, 255).astype(np.uint8)
+    return ArrayDataset(images, labels, tuple(f"color {n}" for n in range(classes)), "colors")
 
 
 def data(count: int = 40) -> DatasetSplits:
-    return DatasetSplits(
-        name="colours", train=colour_images(count), val=colour_images(24), classes=colour_images().classes
-    )
+    return DatasetSplits(name="colors", train=color_images(count), val=color_images(24), classes=color_images().classes)
 
 
 def model(**fields: Any) -> nn.Module:
@@ -200,7 +198,7 @@ def test_workers_do_not_change_the_result() -> None:
 
 
 def test_gradient_accumulation_changes_only_rounding() -> None:
-    """Also with Mixup and CutMix, which mix neighbours of a batch."""
+    """Also with Mixup and CutMix, which mix neighbors of a batch."""
     recipe = replace(EVERYTHING, loop=replace(EVERYTHING.loop, accumulate=1))
     one, other = train_toy_model(EVERYTHING, fields={}), train_toy_model(recipe, fields={})
     for mine, its in zip(one.records, other.records, strict=True):
@@ -276,7 +274,7 @@ class TorchvisionDataset:
         return 24
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        image = Image.fromarray(colour_images().images[index])
+        image = Image.fromarray(color_images().images[index])
         return (self.transform(image) if self.transform else image), index % 4
 
 
@@ -298,7 +296,7 @@ def test_fit_takes_torchvision_datasets_and_transforms() -> None:
     )
 
 
-def test_float_tensors_are_not_normalised_again_in_validation() -> None:
+def test_float_tensors_are_not_normalized_again_in_validation() -> None:
     as_tensors = TorchvisionDataset(
         lambda image: torch.from_numpy(np.asarray(image.resize((16, 16))) / 51.0 - 2).movedim(2, 0).float()
     )

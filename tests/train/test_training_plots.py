@@ -120,7 +120,7 @@ def test_runs_of_several_tasks_fit_into_the_figure() -> None:
 
 
 def is_drawn(path: Path) -> bool:
-    """Whether it has many colours; Pillow's getcolors may take minutes because of hash collisions."""
+    """Whether it has many colors; Pillow's getcolors may take minutes because of hash collisions."""
     with Image.open(path) as image:
         return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3) @ [1, 256, 65536])) > 50
 

@@ -3,11 +3,11 @@
 BLUE = "#2f6db3"  # the model
 RED = "#d1495b"  # the one that is selected, or wrong
 GREEN = "#2a9d6f"  # right; never next to red without a mark or a word
-GREY = "#8a8f98"  # context, and the numbers of a paper
+GRAY = "#8a8f98"  # context, and the numbers of a paper
 PALE = "#d5d8dc"  # what is empty, left out or given up
 PALETTE = (BLUE, "#e08e2b", GREEN, RED, "#7b5ea7", "#8c6d46", "#d96fae", "#5f6670", "#a8a532", "#35a7b8")
 
-SEQUENTIAL_MAP = "viridis"  # readable with color blindness and in greyscale
+SEQUENTIAL_MAP = "viridis"  # readable with color blindness and in grayscale
 DIVERGING_MAP = "PuOr_r"  # for signed values, with limits that put 0 in its neutral middle
 SHARE_MAP, SECOND_SHARE_MAP = "Blues", "Oranges"  # from white, under numbers
 
@@ -40,7 +40,7 @@ COLUMN = 34  # rem: 75 characters of normal size
 def css_variables() -> str:
     """The table as CSS: colors for light and dark pages, fonts, sizes in rem, and widths."""
     light, dark = (";".join(f"--{name}:{pair[n]}" for name, pair in PAGE_COLORS.items()) for n in (0, 1))
-    marks = {"blue": BLUE, "red": RED, "green": GREEN, "grey": GREY}
+    marks = {"blue": BLUE, "red": RED, "green": GREEN, "gray": GRAY}
     sizes = {name: f"{pixels / 16:g}rem" for name, pixels in TEXT_SIZES.items()}
     widths = {"step": f"{STEP / 16:g}rem", "column": f"{COLUMN}rem", "wide": f"{round(FIGURE_WIDTH * 96)}px"}
     shared = ";".join(f"--{name}:{value}" for name, value in {**marks, **FONTS, **sizes, **widths}.items())

@@ -7,6 +7,15 @@ from pathlib import Path
 SMALLEST_PROBABILITY = 1e-6  # that is shown by its digits
 FORMULA_STARTS = (*"=+-@\t\r\n＝＋－＠",)  # full-width forms, too: some spreadsheets treat them alike
 CHARACTERS_TO_QUOTE = set(',;|\t"\r\n')
+AMERICAN_NAMES = {  # of fields, settings and choices that had a British spelling, which is still read
+    "centre": "center",
+    "centred": "centered",
+    "centre_momentum": "center_momentum",
+    "colours": "colors",
+    "grey": "gray",
+    "mean_colour": "mean_color",
+    "neighbours": "neighbors",
+}
 TableCells = tuple[Sequence[str], Sequence[Sequence[str]], str]  # heading, rows, alignments such as "llr"
 
 

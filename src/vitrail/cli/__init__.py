@@ -23,7 +23,7 @@ from vitrail.cli.options.model_flags import accept_trusted_code
 from vitrail.cli.options.values import check_numbers
 from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
 from vitrail.cli.output.streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
-from vitrail.cli.usage_errors import check_command, describe_usage_error
+from vitrail.cli.usage_errors import check_command, describe_usage_error, use_american_names
 from vitrail.tasks import PRETRAINING_TASKS
 
 COMMAND_GROUPS = {  # headings of `vitrail --help`
@@ -111,7 +111,7 @@ def main() -> NoReturn:
     warnings.showwarning = print_warning
     os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here imports a json.py in the current folder
     try:
-        words = sys.argv[1:]
+        words = use_american_names(sys.argv[1:])
         check_command(words, COMMANDS)
         if words[:1] and words[0] in LONG_RUNNING_COMMANDS:
             sys.stdout, sys.stderr = (

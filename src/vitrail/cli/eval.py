@@ -1,4 +1,4 @@
-"""vitrail eval: measure a model on labelled images, on sentence pairs, or on images with captions."""
+"""vitrail eval: measure a model on labeled images, on sentence pairs, or on images with captions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -42,7 +42,7 @@ def eval(  # noqa: A001
     strict: flags.Strict = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Evaluate a model on labelled images, or a run on its sentence pairs or captions.
+    """Evaluate a model on labeled images, or a run on its sentence pairs or captions.
 
     Prints top-1 and top-5 accuracy, loss, calibration, the worst classes and the most confused pairs; for translations,
     BLEU and chrF with the signatures of sacreBLEU, perplexity and exact matches; for captions, exact matches and BLEU,

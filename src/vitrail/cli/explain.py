@@ -13,7 +13,7 @@ from vitrail.cli.output.messages import print_text
 from vitrail.cli.output.results import make_message_callbacks, open_figure_output
 from vitrail.cli.usage_errors import check_arguments
 
-Method = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms", "pca", "neighbours"]
+Method = Literal["rollout", "grad-rollout", "attention", "heads", "windows", "pool", "norms", "pca", "neighbors"]
 
 
 def explain(
@@ -51,7 +51,7 @@ def explain(
     heads, and heads all heads of a layer with their mean; windows shows the attention between the windows of a layer,
     if the model has it; pool shows the weights of attention pooling; norms shows token norms, which reveal artifacts in
     models without registers. pca colors the patches of all images by the principal components of their features, so
-    that similar parts have the same color; neighbours shows the most similar images of --data. Both work with any
+    that similar parts have the same color; neighbors shows the most similar images of --data. Both work with any
     model, even one without attention. An image that cannot be read is reported and skipped; the exit code is then 2.
 
     With --sentence, a text model translates it. The figures show the words that each word reads (cross-attention,
@@ -66,7 +66,7 @@ def explain(
         vitrail explain cct_cifar10 example:cat --method attention --layer all --head all -o maps --svg
         vitrail explain vit_fashion photos -o explained_photos --json
         vitrail explain cct_cifar10 example:cat example:rocket --method pca -o together
-        vitrail explain vit_fashion example:coffee --method neighbours --data fashion -o similar
+        vitrail explain vit_fashion example:coffee --method neighbors --data fashion -o similar
         vitrail explain runs/translation --sentence "Ein Hund läuft." --layer 1 --head 0
 
     Parameters
@@ -95,10 +95,10 @@ def explain(
     foreground
         For pca: leave out the background, found by the first component; for images of one kind of object.
     data
-        For neighbours: folder of images, any data that `vitrail eval` takes, or a .npy or .parquet file that
+        For neighbors: folder of images, any data that `vitrail eval` takes, or a .npy or .parquet file that
         `vitrail embed` wrote with this model. [default: the data of the training]
     k
-        For neighbours: number of images to show. [default: 5]
+        For neighbors: number of images to show. [default: 5]
     check
         Print the probability of the class without the 30% most and the 30% least attended patches.
     beam

@@ -110,8 +110,8 @@ TASK_HELP = {
     ),
     "dino": TaskHelp(
         summary="Predict a teacher's prototypes of another crop (DINO, Caron 2021).",
-        about="The student receives large and small crops, the teacher only large ones; centring and a low temperature "
-        "prevent collapse. The model of the run is the teacher's.",
+        about="The student receives large and small crops, the teacher only large ones; centering and a low "
+        "temperature prevent collapse. The model of the run is the teacher's.",
         option="--local-crops 2 --local-size 16",
     ),
     "esvit": TaskHelp(

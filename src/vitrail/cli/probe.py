@@ -46,7 +46,7 @@ def probe(
 ) -> None:
     """Measure how well the features of models classify, without training the models.
 
-    Three probes of the frozen features: k nearest neighbours, few-shot least squares, and a linear classifier
+    Three probes of the frozen features: k nearest neighbors, few-shot least squares, and a linear classifier
     (logistic regression). Raw pixels and the untrained model are baselines in the same table: compare a model with
     the better of them. Features are cached, so later calls are fast. Files are written only with --out.
 
@@ -61,7 +61,7 @@ def probe(
     models
         Models as for `vitrail eval`; they need no head.
     knn
-        Numbers of neighbours, separated by commas. [default: 10,20,100,200, limited by the number of images]
+        Numbers of neighbors, separated by commas. [default: 10,20,100,200, limited by the number of images]
     shots
         Training images per class of the few-shot probe. [default: 1,5,10,25, as far as there are so many images]
     seeds

@@ -25,10 +25,10 @@ def report(
 ) -> None:
     """Write an HTML page about a model or a run.
 
-    With labelled images: accuracy in total and per class, confusion matrix, calibration, samples of every class.
+    With labeled images: accuracy in total and per class, confusion matrix, calibration, samples of every class.
     For a run: its training curves and the figures of its task, such as reconstructions. For every model: predictions,
     maps of what it attends to, attention distances, patch features, filters, positions and a summary; without classes
-    the attention of each head and nearest neighbours. A single file that opens in any browser, without a network, on
+    the attention of each head and nearest neighbors. A single file that opens in any browser, without a network, on
     a phone too.
 
     Examples::
@@ -41,7 +41,7 @@ def report(
     explained
         Number of images that are shown with attention maps, spread over the classes.
     evaluate
-        Measure the accuracy on all labelled images.
+        Measure the accuracy on all labeled images.
     out
         File name of the page; it ends in .html.
     """

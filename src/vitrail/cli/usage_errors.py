@@ -17,6 +17,7 @@ from cyclopts.exceptions import (
 )
 
 from vitrail.base.errors import ConfigError, find_nearest_name
+from vitrail.base.text import AMERICAN_NAMES
 
 SYNONYMS_FILE = Path(__file__).with_name("names_in_other_tools.json")  # our names: those of other tools
 MOVED_COMMANDS = {  # of version 0.1: what they are called now
@@ -25,6 +26,20 @@ MOVED_COMMANDS = {  # of version 0.1: what they are called now
     "completion": "env --completion",
 }
 NUMBER_NAMES: dict[Any, str] = {int: "a whole number", float: "a number"}
+
+
+def use_american_names(words: Sequence[str]) -> list[str]:
+    """Options and choices that had a British spelling: --grey is --gray, --crop centre is --crop center."""
+    options = {f"--{old.replace('_', '-')}": f"--{new.replace('_', '-')}" for old, new in AMERICAN_NAMES.items()}
+    found = list[str]()
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name in ("--crop", "--target", "--method", *options):
+            word = f"{options.get(name, name)}={AMERICAN_NAMES.get(value, value)}"
+        elif found and found[-1] in ("--crop", "--target", "--method"):
+            word = AMERICAN_NAMES.get(word, word)
+        found.append(options.get(word, word))
+    return found
 
 
 def describe_usage_error(error: CycloptsError) -> str:

@@ -17,7 +17,7 @@ class CaptionScores:
 
 
 def score_captions(captions: Sequence[str], references: Sequence[Sequence[str]]) -> CaptionScores:
-    """Compare captions with those of their images, one or several each, cased and not tokenised before."""
+    """Compare captions with those of their images, one or several each, cased and not tokenized before."""
     if len(captions) != len(references) or not captions or not all(references):
         raise ConfigError(
             f"{len(captions)} captions and {len(references)} lists of references; expected at least one reference each"

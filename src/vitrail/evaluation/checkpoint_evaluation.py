@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint, a run or an exported model on labelled images: what `vitrail eval` measures and writes."""
+"""Evaluate a checkpoint, a run or an exported model on labeled images: what `vitrail eval` measures and writes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -123,8 +123,8 @@ def check_preprocessing(model: Any, given: Preprocessing | None) -> Preprocessin
 def default_preprocessing(model: Any) -> Preprocessing:
     """Preprocessing for a model that specifies none: no crop, pixels from −1 to 1."""
     config = get_config(model)
-    grey = (0.5,) * config.channels
-    return Preprocessing(image_size=config.image_size, crop=1.0, mean=grey, std=grey)
+    gray = (0.5,) * config.channels
+    return Preprocessing(image_size=config.image_size, crop=1.0, mean=gray, std=gray)
 
 
 def get_config(model: Any) -> ImageConfig:

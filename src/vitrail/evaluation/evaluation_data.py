@@ -53,7 +53,7 @@ def get_validation_images(data: DatasetSplits) -> ImageDataset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledImages:
+class LabeledImages:
     """Images with classes, and the classes of a model that they correspond to."""
 
     name: str
@@ -78,11 +78,11 @@ class SelectedImages:
 
     items: Sequence[ImageItem] = ()
     notes: Sequence[str] = ()
-    labelled: LabelledImages | None = None
+    labeled: LabeledImages | None = None
 
     def take_evenly(self, count: int) -> Sequence[ImageItem]:
         """Evenly spaced images of all that there are, if they have classes; otherwise the selected ones."""
-        found = self.labelled
+        found = self.labeled
         return self.items if found is None else found.take(evenly_spaced_indices(len(found.images), count))
 
 
@@ -99,12 +99,12 @@ def select_images(loaded: Opened, data: str | None, count: int, *, by_class: boo
     if data is not None and is_file_or_flat_folder(Path(data)):
         items, _ = collect_images([data])
         return SelectedImages(items=[items[n] for n in evenly_spaced_indices(len(items), count)])
-    found = open_labelled_images(loaded, data)
+    found = open_labeled_images(loaded, data)
     total = len(found.images)
     chosen = evenly_spaced_indices(total, count)
     if by_class:
         chosen = spread_over_labels([found.images.label(n) for n in range(total)], count)
-    return SelectedImages(items=found.take(chosen), notes=found.notes, labelled=found)
+    return SelectedImages(items=found.take(chosen), notes=found.notes, labeled=found)
 
 
 def take_example_photos(loaded: Opened, count: int) -> SelectedImages:
@@ -118,7 +118,7 @@ def take_example_photos(loaded: Opened, count: int) -> SelectedImages:
     return SelectedImages(items=items, notes=[f"no `data`, so the figures show {shown}"])
 
 
-def open_labelled_images(loaded: Opened, data: str | None) -> LabelledImages:
+def open_labeled_images(loaded: Opened, data: str | None) -> LabeledImages:
     """The validation images of `data`, by default that of the run, with the classes of the model."""
     found = open_evaluation_data(data, None, loaded.run, need_classes=bool(loaded.classes))
     images, labels, reason = get_validation_images(found), found.classes, ""
@@ -133,6 +133,6 @@ def open_labelled_images(loaded: Opened, data: str | None) -> LabelledImages:
         else:
             mapping = tuple(columns)
             labels = labels if loaded.labels is None else tuple(loaded.labels[n] for n in mapping)
-    return LabelledImages(
+    return LabeledImages(
         name=found.name, images=images, mapping=mapping, no_mapping_reason=reason, labels=labels, notes=found.notes
     )

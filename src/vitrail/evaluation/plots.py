@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.base.figures import measure_text, new_figure, save_figure, style_axes, wrap_label
 from vitrail.base.files import write_text
-from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, RED, SHARE_MAP, SOFT
+from vitrail.base.style import BLUE, FIGURE_WIDTH, GRAY, LABEL_POINTS, NOTE_POINTS, RED, SHARE_MAP, SOFT
 from vitrail.base.text import format_count
 from vitrail.evaluation.metrics import CalibrationBin, Evaluation
 
@@ -95,8 +95,8 @@ def draw_reliability_diagram(bins: Sequence[CalibrationBin]) -> "Figure":
             left.bar(each.low, each.accuracy, width, align="edge", color=BLUE, alpha=alpha, edgecolor="white")
             left.bar(each.low, high - low, width, bottom=low, align="edge", alpha=alpha, **gap_style)
             left.plot((middle, middle), each.accuracy_interval, color=SOFT, linewidth=1.2)
-            right.bar(each.low, each.images / images * 100, width, align="edge", color=GREY, edgecolor="white")
-    (diagonal,) = left.plot((0, 1), (0, 1), "--", color=GREY, linewidth=1)
+            right.bar(each.low, each.images / images * 100, width, align="edge", color=GRAY, edgecolor="white")
+    (diagonal,) = left.plot((0, 1), (0, 1), "--", color=GRAY, linewidth=1)
 
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

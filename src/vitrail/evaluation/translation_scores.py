@@ -42,7 +42,7 @@ def import_sacrebleu() -> Any:
 
 
 def score_translations(translations: Sequence[str], references: Sequence[str]) -> CorpusScores:
-    """Compare translations with one reference each, cased and not tokenised before."""
+    """Compare translations with one reference each, cased and not tokenized before."""
     metrics = import_sacrebleu()
     if len(translations) != len(references) or not references:
         raise ConfigError(f"{len(translations)} translations for {len(references)} references; expected one of each")

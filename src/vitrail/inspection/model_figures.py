@@ -185,7 +185,7 @@ class ActivationStatistics:
             missing = [[(0, 0), (0, heads - each.shape[1])] for each in maps.maps]
             padded = [np.pad(*each, constant_values=np.nan) for each in zip(maps.maps, missing, strict=True)]
             self.distances.append(np.stack(padded, axis=1))
-        tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which equalises norms
+        tokens = [each.float().cpu().numpy() for each in states[:-1]]  # before the final norm, which equalizes norms
         if not np.isfinite(tokens[-1]).all():
             raise VitrailError(NOT_FINITE_MESSAGE)
         self.no_norms_reason = why_several_grids(model)
@@ -225,7 +225,7 @@ class ActivationStatistics:
         logits, maps = explainer.compute_maps(pixels, options)
         self.map_method = options.method
         self.removal_method = (
-            "removed from the sequence" if can_drop_tokens(explainer.model) else "replaced by the mean colour"
+            "removed from the sequence" if can_drop_tokens(explainer.model) else "replaced by the mean color"
         )
         attended, classes = maps[:, -1, -1], logits.argmax(-1)
         grid = attended.shape[1:]

@@ -68,7 +68,7 @@ class ModelSummary:
 
 
 def summarize(model: nn.Module, *, batch: int = 1, depth: int = 2) -> ModelSummary:
-    """Summarise a model of any family, with layers down to `depth` levels.
+    """Summarize a model of any family, with layers down to `depth` levels.
 
     >>> summary = vitrail.summarize(vitrail.create("ViT-Ti/16"))  # print it for the table
     >>> summary.parameters

@@ -63,7 +63,7 @@ def explain(
     """Write figures of what a model attends to in images; the options are those of `vitrail explain`."""
     of_maps = {"layer": layer, "head": head, "token": token, "of_class": of_class, "discard": discard, "mass": mass}
     given = [name for name, value in {**of_maps, "check": check}.items() if value is not None]
-    for needed, others in (("pca", {"foreground": foreground}), ("neighbours", {"data": data, "k": k})):
+    for needed, others in (("pca", {"foreground": foreground}), ("neighbors", {"data": data, "k": k})):
         for name, value in others.items():
             if value not in (None, False) and method != needed:
                 raise ConfigError(f"`{name}` needs `method` {needed}", (name, "method"))
@@ -73,17 +73,17 @@ def explain(
     opening |= {"preprocessing": preprocessing, "device": device}
     writing: dict[str, Any] = {"stdin": messages.stdin, "on_explained": messages.on_result}
     writing |= {"on_error": messages.on_error}
-    if method in ("pca", "neighbours"):
+    if method in ("pca", "neighbors"):
         if given:
             raise ConfigError(f"`{given[0]}` cannot be combined with `method` {method}; leave it out")
-        from vitrail.inspection.explain.explain_files import explain_by_components, explain_by_neighbours
+        from vitrail.inspection.explain.explain_files import explain_by_components, explain_by_neighbors
 
         opened = open_inspected_model(model, **opening)
         if method == "pca":
             return explain_by_components(opened, inputs, output, foreground=foreground, **writing)
         count = 5 if k is None else k
         writing |= {"on_note": messages.on_note, "progress": messages.progress}
-        return explain_by_neighbours(opened, inputs, data, output, k=count, **writing)
+        return explain_by_neighbors(opened, inputs, data, output, k=count, **writing)
     from vitrail.base.figures import FigureFile
     from vitrail.inspection.explain.explain_files import can_occlude, explain_arguments
     from vitrail.inspection.explain.explain_options import ExplainOptions, default_method, default_methods
@@ -205,12 +205,12 @@ def report(
     new_figure(1, 1)  # fail before the work if figures cannot be drawn
     for note in chosen.notes:
         messages.on_note(note)
-    labelled, missing, evaluated = chosen.labelled if evaluate else None, list[str](), None
-    if labelled is not None and labelled.no_mapping_reason:
-        missing.append(f"accuracy: not measured, since {labelled.no_mapping_reason}")
-    elif labelled is not None:
-        with messages.progress(len(labelled.images), "evaluating") as advance:
-            evaluated = evaluate_images(opened, labelled, progress=advance)
+    labeled, missing, evaluated = chosen.labeled if evaluate else None, list[str](), None
+    if labeled is not None and labeled.no_mapping_reason:
+        missing.append(f"accuracy: not measured, since {labeled.no_mapping_reason}")
+    elif labeled is not None:
+        with messages.progress(len(labeled.images), "evaluating") as advance:
+            evaluated = evaluate_images(opened, labeled, progress=advance)
     with messages.progress(len(chosen.items) + min(explained, len(chosen.items)), "explaining") as advance:
         title, lead, sections = build_model_report(
             explainer,
@@ -243,9 +243,9 @@ def describe_next_steps(run: Path, model: Path, plan: "Plan", code: str | None) 
     if code is not None:  # of a family from outside the package, which commands import only if the user names it
         name, more = f"{name} `trust_code` {quote(code)}", f", trust_code={code!r}"
     if plan.request is not None and plan.request.task_name in PRETRAINING_TASKS:
-        labelled = len(plan.source.to_json().get("classes", ())) > 1
+        labeled = len(plan.source.to_json().get("classes", ())) > 1
         return (
-            f"vitrail probe {name}{'' if labelled else ' `data` labelled_photos'}, vitrail train `init` {name} `data` "
+            f"vitrail probe {name}{'' if labeled else ' `data` labeled_photos'}, vitrail train `init` {name} `data` "
             f"photos, or vitrail explain {name} photo.jpg"
         )
     if plan.source.describe_model_input(plan.task.result).get("labels") is None:

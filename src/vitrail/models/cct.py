@@ -40,7 +40,7 @@ class CCTConfig:
     heads: int = 4  # attention heads, each width / heads wide
     mlp_width: int | None = None  # default: 2·width
     published: bool = True  # no qkv bias, the MLP is added to the normalized tokens; otherwise as in a ViT
-    neighbours: bool = False  # attention with a learned bias per offset; initially each head attends to one neighbor
+    neighbors: bool = False  # attention with a learned bias per offset; initially each head attends to one neighbor
     learned_positions: bool = True  # otherwise sinusoidal
     norm_eps: float = 1e-5
     dropout: float = field(default=0.0, metadata=RATE)
@@ -56,8 +56,8 @@ class CCTConfig:
             raise ConfigError(f"kernel {self.kernel}; expected an odd number")
         if self.pools is not None and self.pools > convolutions:
             raise ConfigError(f"{self.pools} pools; expected at most {convolutions}, one per convolution")
-        if self.neighbours and self.attention_dropout:
-            raise ConfigError("attention_dropout and neighbours are both set; expected at most one of them")
+        if self.neighbors and self.attention_dropout:
+            raise ConfigError("attention_dropout and neighbors are both set; expected at most one of them")
         check_grid(pair(self.image_size), self.patch)
 
     @property
@@ -81,7 +81,7 @@ class CCT(PatchEncoder):
         width, mlp_width = config.width, config.mlp_width or 2 * config.width
         self.declare_level(config.patch)
         self.classifiers = (("map", "head"),) if config.classes else ()
-        if config.neighbours:
+        if config.neighbors:
             self.no_dropping_reason = "its attention needs the offset between any two tokens"
         widths = (config.channels, *config.stem, width)
         pools = len(widths) - 1 if config.pools is None else config.pools
@@ -90,7 +90,7 @@ class CCT(PatchEncoder):
         self.pos_drop = nn.Dropout(config.dropout)
         kind, eps, bias = PublishedBlock if config.published else Block, config.norm_eps, not config.published
         self.blocks = make_encoder_blocks(config, mlp_width, kind=kind, qkv_bias=bias)
-        if config.neighbours:
+        if config.neighbors:
             for block in self.blocks:
                 block.attn = LocalAttention(width, config.heads, self.grid, bias=bias)
         self.norm = nn.LayerNorm(width, eps)
@@ -206,7 +206,7 @@ class LocalAttention(SelfAttention):
 
 SMALL = CCTConfig(width=128, heads=2, mlp_width=128)
 LARGE = CCTConfig(kernel=7, stride=2, width=384, depth=14, heads=6, mlp_width=1152, image_size=224, classes=1000)
-CPU = CCTConfig(stem=(48, 96), pools=2, batch_norm=True, width=128, depth=4, heads=8, published=False, neighbours=True)
+CPU = CCTConfig(stem=(48, 96), pools=2, batch_norm=True, width=128, depth=4, heads=8, published=False, neighbors=True)
 PRESETS = Presets(
     lambda: {  # cct_depth_kernel×convolutions_pixels
         "cct_2_3x2_32": replace(SMALL, depth=2),

@@ -39,7 +39,7 @@ class EvaConfig(EncoderConfig):
     qv_bias: bool = False  # biases of queries and values; keys have none
     layer_scale: float | None = 1e-5  # the factor that a block's branches start with; none: no factor
     registers: int = field(default=4, metadata=MAY_BE_ZERO)  # extra tokens without a patch (Darcet 2023)
-    rotary: Literal["centred", "indexed", "none"] = "centred"  # DINOv3's, EVA-02's, or none as in EVA
+    rotary: Literal["centered", "indexed", "none"] = "centered"  # DINOv3's, EVA-02's, or none as in EVA
     positions: Literal["none", "learned"] = "none"  # learned: a table is added too
     pool: Literal["class", "mean", "mean_norm"] = "mean"  # mean_norm: the final norm after the mean of the patches
     norm_eps: float = 1e-5  # EVA-02: 1e-6
@@ -144,19 +144,19 @@ class RotaryAttention(SelfAttention):
 class Rotation(nn.Module):
     """Rotates pairs of coordinates of q and k by the rows of the patches, then as many by the columns.
 
-    centred: places are those of the patches' centers from −2π to 2π, and coordinate i is paired with i + K/2.
+    centered: places are those of the patches' centers from −2π to 2π, and coordinate i is paired with i + K/2.
     indexed: places are counted from 0, scaled to 16 rows and columns, and coordinate 2i is paired with 2i + 1.
     """
 
-    def __init__(self, head_width: int, kind: Literal["centred", "indexed"]) -> None:
+    def __init__(self, head_width: int, kind: Literal["centered", "indexed"]) -> None:
         super().__init__()
         self.head_width, self.kind = head_width, kind
-        self.base = 100.0 if kind == "centred" else 10_000.0
+        self.base = 100.0 if kind == "centered" else 10_000.0
 
     def locate(self, count: int, device: torch.device) -> Tensor:
         """The places of `count` patches along an axis."""
         numbers = torch.arange(count, device=device).float()
-        if self.kind == "centred":
+        if self.kind == "centered":
             return 2 * math.pi * ((2 * numbers + 1) / count - 1)
         return numbers * (INDEXED_GRID / count)
 
@@ -168,11 +168,11 @@ class Rotation(nn.Module):
         angles = torch.cat((rows, columns), dim=-1).flatten(0, 1)  # (n, K/2)
         angles = F.pad(angles, (0, 0, k.shape[2] - angles.shape[0], 0))  # angle 0: prefix tokens are not rotated
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
-        turn = rotate if self.kind == "centred" else rotate_neighbours
+        turn = rotate if self.kind == "centered" else rotate_neighbors
         return turn(q, cos, sin), turn(k, cos, sin)
 
 
-def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_neighbors(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair of coordinates (2i, 2i + 1) by its token's angle: (B, H, N, K)."""
     a, b = x[..., ::2], x[..., 1::2]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
@@ -254,7 +254,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
         "mlp_norm": "blocks.0.mlp.norm.weight" in shapes,
         "qv_bias": QV_BIAS.replace("#", "0") in shapes,
         "registers": registers,
-        "rotary": "centred" if not table else "indexed" if swiglu else "none",
+        "rotary": "centered" if not table else "indexed" if swiglu else "none",
         "positions": "learned" if table else "none",
         "pool": "mean_norm" if "fc_norm.weight" in shapes else "mean",
         "norm_eps": 1e-6 if table else 1e-5,
@@ -267,27 +267,27 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     """The arguments of timm's Eva; its DINOv3 and EVA-02 differ in all of them."""
-    hidden, centred = config["mlp_width"] or 4 * config["width"], config["rotary"] == "centred"
+    hidden, centered = config["mlp_width"] or 4 * config["width"], config["rotary"] == "centered"
     arguments = encoder_names.make_timm_arguments(config) | {
         "mlp_ratio": (hidden + 0.5) / config["width"],
         "qkv_bias": config["qv_bias"],
         "qkv_fused": not config["mlp_norm"],
         "swiglu_mlp": config["activation"] == "swiglu",
-        "swiglu_align_to": int(centred and config["activation"] == "swiglu"),
+        "swiglu_align_to": int(centered and config["activation"] == "swiglu"),
         "scale_mlp": config["mlp_norm"],
         "num_reg_tokens": config["registers"],
         "use_abs_pos_emb": config["positions"] == "learned",
         "use_rot_pos_emb": config["rotary"] != "none",
-        "rope_type": "dinov3" if centred else "cat",
-        "rope_temperature": 100.0 if centred else 10000.0,
-        "rope_rotate_half": centred,
+        "rope_type": "dinov3" if centered else "cat",
+        "rope_temperature": 100.0 if centered else 10000.0,
+        "rope_rotate_half": centered,
         "global_pool": encoder_names.TIMM_POOLS[config["pool"]],
         "use_fc_norm": config["pool"] == "mean_norm",
         "dynamic_img_size": False,
     }
     # any model with the same norms, which the arguments cannot set
     name = "vit_small_patch16_dinov3" if config["norm_eps"] == 1e-5 else "eva02_tiny_patch14_224"
-    arguments |= {} if centred else {"ref_feat_shape": [DEFAULT_GRID, DEFAULT_GRID]}
+    arguments |= {} if centered else {"ref_feat_shape": [DEFAULT_GRID, DEFAULT_GRID]}
     return encoder_names.make_timm_card(config, name, arguments)
 
 
@@ -324,7 +324,7 @@ GATED = (side.make_entry([f"{BLOCK}mlp.fc1_g.*", f"{BLOCK}mlp.fc1_x.*"], f"{BLOC
 
 def is_gated(config: side.ConfigFields) -> bool:
     """Whether both halves of a SwiGLU's first map have their own names in timm: not in the small EVA-02."""
-    return config["activation"] == "swiglu" and (config["mlp_norm"] or config["rotary"] == "centred")
+    return config["activation"] == "swiglu" and (config["mlp_norm"] or config["rotary"] == "centered")
 
 
 def make_timm_source(*markers: str, gated: bool, separate: bool = False) -> side.SourceNames:
@@ -365,7 +365,7 @@ def make_hf_table(*, gated: bool) -> tuple[side.NameEntry, ...]:
 HF_EMBEDDINGS = {"cls_token": "cls_token", "register_tokens": "reg_token", "patch_embeddings.*": "patch_embed.proj.*"}
 DINOV3_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "classes": (0,),
-    "rotary": ("centred",),
+    "rotary": ("centered",),
     "positions": ("none",),
     "qv_bias": (True,),
     "pool": ("class",),

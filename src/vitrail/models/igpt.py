@@ -32,7 +32,7 @@ class IGPTConfig:
     image_size: Size = 32  # rows, columns; one number for a square
     channels: int = 3
     classes: int = field(default=0, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
-    colours: int = 512  # of the palette
+    colors: int = 512  # of the palette
     width: int = 512  # channels of a token
     depth: int = 24  # blocks
     heads: int = 8  # attention heads, each width / heads wide
@@ -53,14 +53,14 @@ class IGPTConfig:
 
 
 class IGPT(PatchEncoder):
-    """(B, C, H, W) → logits (B, classes), or without a head the features (B, D). `colour_logits` predicts the pixels.
+    """(B, C, H, W) → logits (B, classes), or without a head the features (B, D). `color_logits` predicts the pixels.
 
     Images are in [−1, 1], as the palette (mean and std 0.5). With a head, the layers above the features are frozen.
     """
 
     config: IGPTConfig
     no_maps_reason = "its attention is over single pixels, each of which attends only to those before it"
-    no_masking_reason = "its tokens are palette colours of single pixels"
+    no_masking_reason = "its tokens are palette colors of single pixels"
 
     def __init__(self, config: IGPTConfig) -> None:
         super().__init__(config)
@@ -74,14 +74,14 @@ class IGPT(PatchEncoder):
         if not config.causal:
             self.no_maps_reason = "its attention is over single pixels"
 
-        self.register_buffer("palette", torch.empty(config.colours, config.channels))
+        self.register_buffer("palette", torch.empty(config.colors, config.channels))
         self.palette: Tensor
-        self.colour_embed = nn.Embedding(config.colours + config.causal, width)  # last row: start of the sequence
+        self.colour_embed = nn.Embedding(config.colors + config.causal, width)  # last row: start of the sequence
         self.pos_embed = nn.Parameter(torch.empty(1, size[0] * size[1], width))
         blocks = [CausalBlock(width, config.heads, causal=config.causal) for _ in range(config.depth)]
         self.blocks: Any = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width, NORM_EPS)
-        self.output = nn.Linear(width, config.colours, bias=False)  # not tied to the embedding
+        self.output = nn.Linear(width, config.colors, bias=False)  # not tied to the embedding
         self.head = make_head(width, config.classes)
         if config.classes:
             for module in (*self.blocks[used:], self.norm, self.output):
@@ -109,31 +109,31 @@ class IGPT(PatchEncoder):
         """Whether the palette is that of a new model, not one of training images."""
         return torch.equal(self.palette.cpu(), make_cube_palette(*self.palette.shape))
 
-    def quantise(self, images: Tensor) -> Tensor:
+    def quantize(self, images: Tensor) -> Tensor:
         """The nearest palette color of each pixel, by its squared distance: (B, C, H, W) → (B, n)."""
         self.check_images(images)
         pixels, palette = images.float().flatten(2), self.palette.float()  # elementwise: autocast would round a product
         distances = [(pixels[:, c, :, None] - palette[:, c]).square() for c in range(self.config.channels)]
         return torch.stack(distances).sum(0).argmin(-1)
 
-    def paint(self, colours: Tensor) -> Tensor:
-        """The inverse of `quantise`, for images of the size in the config: (B, n) → (B, C, H, W)."""
-        return self.palette[colours].transpose(1, 2).unflatten(2, self.grid)
+    def paint(self, colors: Tensor) -> Tensor:
+        """The inverse of `quantize`, for images of the size in the config: (B, n) → (B, C, H, W)."""
+        return self.palette[colors].transpose(1, 2).unflatten(2, self.grid)
 
-    def embed_colours(self, colours: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def embed_colors(self, colors: Tensor, hidden: Tensor | None = None) -> Tensor:
         """Embed the inputs of the sequence, before positions are added: (B, n) → (B, n, D).
 
         If causal, the start of the sequence comes first, and the last pixel is dropped. The embeddings of `hidden`
         pixels, bool (B, n), are zero.
         """
         if self.config.causal:
-            colours = F.pad(colours[:, :-1], (1, 0), value=self.config.colours)
-        x = self.colour_embed(colours)
+            colors = F.pad(colors[:, :-1], (1, 0), value=self.config.colors)
+        x = self.colour_embed(colors)
         return x if hidden is None else x.masked_fill(hidden[..., None], 0.0)
 
     def patches(self, images: Tensor) -> tuple[Tensor, Grid]:
         grid = self.check_images(images)
-        return self.embed_colours(self.quantise(images)), grid
+        return self.embed_colors(self.quantize(images)), grid
 
     def add_positions(self, patches: Tensor, grid: Grid) -> Tensor:
         return patches + self.tables(grid)
@@ -144,11 +144,11 @@ class IGPT(PatchEncoder):
             x = block(x)
         return x
 
-    def colour_logits(
-        self, colours: Tensor, hidden: Tensor | None = None, cache: list[KeyValues] | None = None
+    def color_logits(
+        self, colors: Tensor, hidden: Tensor | None = None, cache: list[KeyValues] | None = None
     ) -> Tensor:
         """The prediction of every pixel from those before it, or of all pixels if not causal: (B, n) → (B, n, K)."""
-        return self.predict(self.embed_colours(colours, hidden) + self.pos_embed, cache)[0]
+        return self.predict(self.embed_colors(colors, hidden) + self.pos_embed, cache)[0]
 
     def predict(self, x: Tensor, cache: list[KeyValues] | None = None) -> tuple[Tensor, Tensor]:
         """Logits (B, N, K) and features (B, D) of embedded pixels with their positions, (B, N, D), in one pass.
@@ -173,16 +173,16 @@ class IGPT(PatchEncoder):
         n = self.pos_embed.shape[1]
         heads, width = self.config.heads, self.config.width // self.config.heads
         cache = [KeyValues.allocate((len(given), heads, n), width, width, self.pos_embed) for _ in self.blocks]
-        colours = F.pad(given, (1, 0), value=self.config.colours)  # the start of the sequence first
+        colors = F.pad(given, (1, 0), value=self.config.colors)  # the start of the sequence first
         done = 0
-        while colours.shape[1] <= n:
-            x = self.colour_embed(colours[:, done:]) + self.pos_embed[:, done : colours.shape[1]]
-            done = colours.shape[1]
+        while colors.shape[1] <= n:
+            x = self.colour_embed(colors[:, done:]) + self.pos_embed[:, done : colors.shape[1]]
+            done = colors.shape[1]
             shares = (self.predict(x, cache)[0][:, -1].float() / temperature).softmax(-1)
             draws = torch.rand(len(given), 1, generator=generator).to(given.device)  # on the CPU: the same everywhere
-            drawn = torch.searchsorted(shares.cumsum(-1), draws).clamp(max=self.config.colours - 1)
-            colours = torch.cat([colours, drawn], dim=1)
-        return colours[:, 1:]
+            drawn = torch.searchsorted(shares.cumsum(-1), draws).clamp(max=self.config.colors - 1)
+            colors = torch.cat([colors, drawn], dim=1)
+        return colors[:, 1:]
 
 
 class CausalAttention(nn.Module):
@@ -239,13 +239,13 @@ class CausalBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def make_cube_palette(colours: int, channels: int) -> Tensor:
+def make_cube_palette(colors: int, channels: int) -> Tensor:
     """Colors evenly spaced in the cube [−1, 1] of all channels, for a new model: (K, C)."""
-    side = max(round(colours ** (1 / channels)), 2)
-    side += side**channels < colours
+    side = max(round(colors ** (1 / channels)), 2)
+    side += side**channels < colors
     steps = torch.linspace(-1, 1, side)
     cube = torch.cartesian_prod(*[steps] * channels).reshape(-1, channels)
-    return cube[torch.linspace(0, len(cube) - 1, colours).round().long()]
+    return cube[torch.linspace(0, len(cube) - 1, colors).round().long()]
 
 
 PRESETS = Presets(
@@ -253,7 +253,7 @@ PRESETS = Presets(
         "igpt_small": IGPTConfig(),
         "igpt_medium": IGPTConfig(width=1024, depth=36),
         "igpt_large": IGPTConfig(width=1536, depth=48, heads=16),
-        "igpt_cpu": IGPTConfig(image_size=16, colours=64, width=128, depth=8, heads=4),  # ours
+        "igpt_cpu": IGPTConfig(image_size=16, colors=64, width=128, depth=8, heads=4),  # ours
     }
 )
 ALIASES = {"iGPT-S": "igpt_small", "iGPT-M": "igpt_medium", "iGPT-L": "igpt_large"}
@@ -262,16 +262,16 @@ PUBLISHED_HEADS = {preset.width: preset.heads for name, preset in PRESETS.items(
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     """From the embedding (K + 1, D), which has a row for the start, the palette and the number of blocks."""
-    (colours, channels), (rows, width) = (side.get_shape(shapes, n, 2) for n in ("palette", "colour_embed.weight"))
+    (colors, channels), (rows, width) = (side.get_shape(shapes, n, 2) for n in ("palette", "colour_embed.weight"))
     depth = 1 + max((int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")), default=0)
     heads = PUBLISHED_HEADS.get(width)
     fields = {
         "width": width,
         "depth": depth,
         **({"heads": heads} if heads else {}),
-        "colours": colours,
+        "colors": colors,
         "channels": channels,
-        "causal": rows > colours,
+        "causal": rows > colors,
     }
     classes = shapes.get("head.weight", (0,))[0]
     return side.InferredConfig(fields={**fields, "classes": classes}, stride=(1, 1))
@@ -283,7 +283,7 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
     return {
         "architectures": ["ImageGPTForCausalImageModeling"],
         "model_type": "imagegpt",
-        "vocab_size": config["colours"] + 1,
+        "vocab_size": config["colors"] + 1,
         "n_positions": rows * columns,
         "n_embd": config["width"],
         "n_layer": config["depth"],

@@ -51,7 +51,7 @@ class SLViT(PatchEncoder):
         width, eps, patch = config.width, config.norm_eps, pair(config.patch_size)
         self.declare_level(patch)
         if config.shifted_patches:
-            self.no_masking_reason = "its shifted copies mix neighbouring patches before they become tokens"
+            self.no_masking_reason = "its shifted copies mix neighboring patches before they become tokens"
         self.patch_embed = PatchRows(width, patch, config.channels, eps, shifted=config.shifted_patches)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + math.prod(self.grid), width))

@@ -254,7 +254,7 @@ def iterate_values(
 ) -> Iterator[NDArray[np.float32]]:
     """The engine's output for each image; the arguments are checked at once."""
     check_count("batch", batch)
-    # the rows of a single array would be taken for grey images
+    # the rows of a single array would be taken for gray images
     one = isinstance(images, str | bytes | Path) or (isinstance(images, np.ndarray | TensorLike) and images.ndim < 4)
     if one or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"images is one {type(images).__name__}; expected several in a list")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from vitrail.base.errors import ConfigError, DataError, describe_error, unknown_name_error
 from vitrail.base.files import read_text, suggest_sibling
 from vitrail.base.json_yaml import parse_yaml
+from vitrail.base.text import AMERICAN_NAMES
 from vitrail.data.images.augment.config import Augmentation, field_with_help
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, SEED, SHARE, check_fields, check_range
 from vitrail.recipes.schedule import Schedule, parse_if_numeric_text, parse_schedule
@@ -180,6 +181,8 @@ class Recipe:
             if name in MAPPINGS:
                 if not isinstance(value, Mapping):
                     raise ConfigError(f"{name} is {value!r}; expected a mapping of names to values")
+                if name == "task":
+                    value = {AMERICAN_NAMES.get(each, each): set_to for each, set_to in value.items()}
                 rest[name] = {**rest.get(name, vars(self)[name]), **value}
                 if name == "task" and "name" in value and value["name"] != self.task.get("name", value["name"]):
                     rest[name] = dict(value)  # another task has other settings

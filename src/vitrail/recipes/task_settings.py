@@ -71,9 +71,9 @@ class SimMimSettings(CheckedSettings):
 class MppSettings(CheckedSettings):
     """Masked patch prediction (Dosovitskiy 2020, appendix B.1.2)."""
 
-    target: Literal["mean_colour", "small_patch", "pixels"] = field_with_help(
-        "mean_colour",
-        "What is predicted: the patch's mean colour in 3 bits per channel, 4×4 such colours, or all its pixels.",
+    target: Literal["mean_color", "small_patch", "pixels"] = field_with_help(
+        "mean_color",
+        "What is predicted: the patch's mean color in 3 bits per channel, 4×4 such colors, or all its pixels.",
     )
     corrupt_ratio: float = field_with_help(0.5, "Share of the patches that are corrupted and predicted.", SHARE)
     mask_share: float = field_with_help(0.8, "Share of the corrupted patches that become the mask token.", SHARE)
@@ -92,10 +92,10 @@ class MppSettings(CheckedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSettings(CheckedSettings):
-    """The colours of random views."""
+    """The colors of random views."""
 
-    jitter: float = field_with_help(1.0, "Strength of the colour jitter, relative to the paper's.", MAY_BE_ZERO)
-    grey: float = field_with_help(0.2, "Probability of a grey view.", SHARE)
+    jitter: float = field_with_help(1.0, "Strength of the color jitter, relative to the paper's.", MAY_BE_ZERO)
+    gray: float = field_with_help(0.2, "Probability of a gray view.", SHARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class DinoSettings(ViewSettings):
     teacher_momentum: Schedule = field_with_help(  # noqa: RUF009  # immutable
         TEACHER_MOMENTUM, "Momentum of the teacher, the moving average of the model."
     )
-    centre_momentum: float = field_with_help(0.9, "Momentum of the centre; 1 disables centring.", SHARE)
+    center_momentum: float = field_with_help(0.9, "Momentum of the center; 1 disables centering.", SHARE)
     frozen_epochs: float = field_with_help(1.0, "First epochs in which the last layer is frozen.", MAY_BE_ZERO)
     clip_each: float = field_with_help(3.0, "Clip the gradient of each weight tensor; 0 disables it.", MAY_BE_ZERO)
 
@@ -188,7 +188,7 @@ class AimSettings(CheckedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class IgptSettings(CheckedSettings):
-    """Image GPT (Chen 2020): predict each pixel's palette colour from the pixels before it."""
+    """Image GPT (Chen 2020): predict each pixel's palette color from the pixels before it."""
 
     objective: Literal["autoregressive", "bert"] = field_with_help(
         "autoregressive", "Predict the next pixel, or masked pixels as in BERT."

@@ -19,7 +19,7 @@ from vitrail.data.images.datasets import ImageDataset
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.image_items import evenly_spaced_indices
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.evaluation.evaluation_data import LabelledImages
+from vitrail.evaluation.evaluation_data import LabeledImages
 from vitrail.evaluation.metrics import Evaluation
 from vitrail.evaluation.plots import draw_confusion_matrix, draw_reliability_diagram
 from vitrail.evaluation.wrong_predictions import WrongPrediction
@@ -178,7 +178,7 @@ class EvaluatedImages:
     """An evaluation, with the prediction for each image."""
 
     result: Evaluation
-    found: LabelledImages
+    found: LabeledImages
     labels: NDArray[np.int64]  # the true class of each image, by the model's numbers
     predictions: NDArray[np.int64]  # −1 for an image that cannot be read
     confidences: NDArray[np.float32]
@@ -186,7 +186,7 @@ class EvaluatedImages:
 
 
 def evaluate_images(
-    loaded: Opened, found: LabelledImages, *, batch: int = 64, progress: Callable[[int], object] | None = None
+    loaded: Opened, found: LabeledImages, *, batch: int = 64, progress: Callable[[int], object] | None = None
 ) -> EvaluatedImages:
     """Evaluate a model on images whose classes map to the model's."""
     count, mapping = len(found.images), np.array(found.mapping)
@@ -255,7 +255,7 @@ def build_result_sections(evaluated: EvaluatedImages) -> list[PageSection]:
         PageSection(
             title="Samples",
             text="Correct predictions are evenly spaced over the data; wrong ones are those with the highest"
-            " probability, labelled with the predicted class.",
+            " probability, labeled with the predicted class.",
             figures=list_sample_figures(evaluated, classes),
         ),
     ]
@@ -379,7 +379,7 @@ def draw_samples(evaluated: EvaluatedImages, rows: Sequence[tuple[int, list[int]
 
 
 def plot_thumbnail(
-    axes: Any, found: LabelledImages, image: int, corner: tuple[float, float], color: str, note: str
+    axes: Any, found: LabeledImages, image: int, corner: tuple[float, float], color: str, note: str
 ) -> None:
     """Draw a square part of an image with a frame, and a note below it."""
     from matplotlib.patches import Rectangle

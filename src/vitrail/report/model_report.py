@@ -21,7 +21,7 @@ from vitrail.inspection.explain.explain_options import ExplainOptions, default_m
 from vitrail.inspection.explain.explainer import Explainer
 from vitrail.inspection.explain.explanation import Explanation
 from vitrail.inspection.model_figures import look
-from vitrail.inspection.representation.nearest_neighbours import find_neighbours
+from vitrail.inspection.representation.nearest_neighbors import find_neighbors
 from vitrail.inspection.summary import ModelSummary, format_shape, summarize
 from vitrail.layers.block import Block
 from vitrail.predict.predictions import ClassProbability
@@ -37,8 +37,8 @@ from vitrail.train.run_list import RunSummary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_NEIGHBOURS = 5
-MAX_BANK_IMAGES = 1000  # of the data, evenly spaced, that neighbours are searched among
+MAX_NEIGHBORS = 5
+MAX_BANK_IMAGES = 1000  # of the data, evenly spaced, that neighbors are searched among
 MAX_RUN_FIGURES = 50
 
 
@@ -75,7 +75,7 @@ def draw_pixels(pixels: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> "F
 def build_representation_sections(
     explainer: Explainer, images: Sequence[ImageItem], bank: Sequence[ImageItem]
 ) -> tuple[list[PageSection], list[str]]:
-    """Attention per head and nearest neighbours of images, for a model without a head; notes on what is missing."""
+    """Attention per head and nearest neighbors of images, for a model without a head; notes on what is missing."""
     sections, notes = list[PageSection](), list[str]()
     if "heads" in default_methods(explainer.model, explainer.layers):
         options = explainer.resolve_options(ExplainOptions(method="heads"))
@@ -83,16 +83,16 @@ def build_representation_sections(
         text = "What each head of the last layer attends to."
         sections.append(PageSection(title="Attention per head", text=text, figures=maps))
     try:
-        count = min(MAX_NEIGHBOURS, len(bank) - 1)
-        found = find_neighbours(explainer.loaded, images, list(bank), k=count) if count > 0 else None
+        count = min(MAX_NEIGHBORS, len(bank) - 1)
+        found = find_neighbors(explainer.loaded, images, list(bank), k=count) if count > 0 else None
     except VitrailError as error:
-        notes.append(f"nearest neighbours: {error}")
+        notes.append(f"nearest neighbors: {error}")
     else:
         if found is None:
-            notes.append("nearest neighbours: 2 images or more are needed")
+            notes.append("nearest neighbors: 2 images or more are needed")
         else:
             text = f"The most similar of {len(bank):,} images, by the features of the model."
-            sections.append(PageSection(title="Nearest neighbours", text=text, figures=found.figures))
+            sections.append(PageSection(title="Nearest neighbors", text=text, figures=found.figures))
     return sections, notes
 
 
@@ -126,7 +126,7 @@ def build_model_report(
 ) -> tuple[str, str, list[PageSection]]:
     """Build title, lead and sections: maps of `explained` images, and figures over all of them.
 
-    An evaluation adds its results, a run its training curves and the figures of its task. The neighbours of a model
+    An evaluation adds its results, a run its training curves and the figures of its task. The neighbors of a model
     without a head are searched in the `bank`, by default in the images. `notes` say what could not be included.
     `progress` is called with 1 for each explained image and for each image of the figures.
     """

@@ -49,7 +49,7 @@ INGREDIENT_OFF_VALUES: Mapping[str, Any] = {  # every ingredient, and the value 
     "jitter": 0.0,
     "repeats": 1,
     "smoothing": 0.0,
-    "crop": "centre",
+    "crop": "center",
     "ema": 0.0,
     "clip": 0.0,
     "layer_decay": 1.0,

@@ -15,7 +15,7 @@ from vitrail.base.errors import ConfigError, VitrailError, describe_error, unkno
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
 from vitrail.base.files import write_json
 from vitrail.base.machine import restore_threads
-from vitrail.base.style import GREY, NOTE_POINTS, PALETTE
+from vitrail.base.style import GRAY, NOTE_POINTS, PALETTE
 from vitrail.base.table import Column, Shown, Table
 from vitrail.base.text import format_count
 from vitrail.checkpoint.hub import is_hub_name
@@ -435,7 +435,7 @@ def draw_benchmark(lines: Sequence[BenchLine], names: Mapping[str, str]) -> "Fig
         left.set_xscale("log")
     else:
         left.set_xlim(left=0)
-    right.axvline(1, color=GREY, linewidth=1, zorder=0)
+    right.axvline(1, color=GRAY, linewidth=1, zorder=0)
     left.set_yticks(positions, [line.way for line in lines], fontsize=NOTE_POINTS)
     left.set_ylim(max(positions) + 0.8, -1.1)
     style_axes(left, "images per second")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("eager", "compiled", "onnx", "int8")
 PEERS = ("timm", "transformers")
-CALIBRATION_IMAGES = 8  # for int8 quantisation
+CALIBRATION_IMAGES = 8  # for int8 quantization
 ENGINES_WITH_STREAMS = ("onnx", "int8")  # also measured with one stream per thread
 EXTRA_PREDICTIONS = 2  # in a new process, after the first and before memory is read
 
@@ -145,7 +145,7 @@ class ModelFiles:
             write(self.module, folder, layout, preprocessing=self.preprocessing, labels=self.labels)
 
     def write_export(self, folder: Path, *, int8: bool) -> None:
-        """Export to ONNX; int8 is quantised from the float32 file."""
+        """Export to ONNX; int8 is quantized from the float32 file."""
         from vitrail.export.agreement import make_photo_crops
         from vitrail.export.description import find_onnx_file, read_description
         from vitrail.export.export import export_model
@@ -196,7 +196,7 @@ def open_benchmark_model(
     else:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            module = randomise_zero_head(build_preset(model, **fields))
+            module = randomize_zero_head(build_preset(model, **fields))
         given = choose_preprocessing(module, None, preprocessing)  # random weights have no preprocessing
         loaded = open_torch_model(module, preprocessing=given)
     if not loaded.classes:
@@ -205,8 +205,8 @@ def open_benchmark_model(
     return replace(loaded, preprocessing=replace(loaded.preprocessing, image_size=size or config.image_size))
 
 
-def randomise_zero_head(module: Any) -> Any:
-    """Randomise a new head: its weights are 0, so all its predictions would be equal."""
+def randomize_zero_head(module: Any) -> Any:
+    """Randomize a new head: its weights are 0, so all its predictions would be equal."""
     from torch import nn
 
     for weight in module.parameters():

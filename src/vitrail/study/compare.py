@@ -443,9 +443,9 @@ def draw_comparison(result: Comparison) -> "Figure":
     """Draw the matrix of disagreement and, for distilled models, the similarity of the two tokens by layer."""
     voters, lines = len(result.voters), bool(result.similarities)
     names = [wrap_label(f"{number}  {each.name}", 36) for number, each in enumerate(result.voters)]
-    labelled = voters <= MAX_VOTERS_WITH_LABELS
+    labeled = voters <= MAX_VOTERS_WITH_LABELS
     side = min(max(3.0, 0.6 * voters), 13.0)
-    margin = labelled * max(measure_text(line, NOTE_POINTS) for name in names for line in name.split("\n"))
+    margin = labeled * max(measure_text(line, NOTE_POINTS) for name in names for line in name.split("\n"))
     figure = new_figure(side + margin + (6.2 if lines else 1.2), side + 1)
     left, *others = figure.subplots(
         1, 2 if lines else 1, squeeze=False, width_ratios=(side + margin, 5) if lines else None
@@ -455,7 +455,7 @@ def draw_comparison(result: Comparison) -> "Figure":
     highest = max(map(max, percents)) or 1.0
     left.imshow(percents, cmap=SHARE_MAP, vmin=0, vmax=highest)
     style_axes(left, f"classified differently, % of {result.images:,} images")
-    if labelled:
+    if labeled:
         left.set_yticks(range(voters), names, fontsize=NOTE_POINTS, parse_math=False)
         left.set_xticks(range(voters), [str(number) for number in range(voters)], fontsize=NOTE_POINTS)
         left.set_xlabel("the same, by number", fontsize=NOTE_POINTS)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
-from vitrail.base.style import DIVERGING_MAP, GREY, PALETTE, RED, TITLE_POINTS
+from vitrail.base.style import DIVERGING_MAP, GRAY, PALETTE, RED, TITLE_POINTS
 from vitrail.inspection.representation.weight_patterns import choose_cosine_scale, position_similarity
 from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, sinusoid_1d, sinusoid_2d
@@ -65,13 +65,13 @@ def draw_activations() -> CaptionedFigure:
             ("gelu", "GELU", PALETTE[0], "-"),
             ("tanh", "GELU, tanh approximation", PALETTE[1], (0, (3, 4))),  # the gaps show the curve below
             ("silu", "SiLU (in SwiGLU)", PALETTE[2], "-."),
-            ("relu", "ReLU", GREY, ":"),
+            ("relu", "ReLU", GRAY, ":"),
         )
         for name, label, color, style in styles:
             upper.plot(x, curves[name], color=color, linestyle=style, label=label, linewidth=1.8)
         upper.set(ylabel="activation", ylim=(-0.6, 3.2))
         upper.legend(frameon=False, loc="upper left")
-        lower.axhline(0, color=GREY, linewidth=0.8)
+        lower.axhline(0, color=GRAY, linewidth=0.8)
         lower.plot(x, 1e4 * difference, color=RED, linewidth=1.6)
         lower.set(xlabel="input x", ylabel="difference, 10⁻⁴", xlim=(-5, 5))
         for axes, title in ((upper, ""), (lower, "GELU minus its approximation, magnified")):
@@ -107,7 +107,7 @@ def draw_schedules(steps: int = 1000, warmup: int = 100) -> CaptionedFigure:
     def draw() -> "Figure":
         figure = new_figure(6.5, 4)
         axes = figure.subplots()
-        axes.axvspan(0, warmup, color=GREY, alpha=0.15, linewidth=0, label="warm-up")
+        axes.axvspan(0, warmup, color=GRAY, alpha=0.15, linewidth=0, label="warm-up")
         for number, (name, values) in enumerate(curves.items()):
             style = ("-", "--", "-.", ":")[number]
             label = name.replace("inverse_sqrt", "inverse square root")
@@ -171,7 +171,7 @@ def draw_sinusoid_positions(grid: Grid = (14, 14), width: int = 64) -> Captioned
         caption=(
             f"Top: the tables for {rows}×{columns} patches and width {width}; each row encodes one patch's position "
             "in waves of increasing length. Bottom: cosine similarity between one patch and all others. With 1-D "
-            "positions a patch is similar to its left and right neighbours, even across the edge of the image, but not "
+            "positions a patch is similar to its left and right neighbors, even across the edge of the image, but not "
             "to those above and below; with 2-D positions, patches close in the image are similar."
         ),
         arrays={

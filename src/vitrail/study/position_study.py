@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.figures import new_figure, sanitize_label, style_axes
-from vitrail.base.style import BLUE, GREY, LABEL_POINTS, NOTE_POINTS
+from vitrail.base.style import BLUE, GRAY, LABEL_POINTS, NOTE_POINTS
 from vitrail.base.table import Column, Table
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.catalog.families import find_preset
@@ -223,17 +223,17 @@ def draw_position_study(results: PositionStudyResults) -> "Figure | None":
     for place, (cell, line) in enumerate(results.pairs):
         shares, mean = [100 * share for share in line.values], line.mean
         if mean is None:
-            plot_lollipop(left, place, 100 * none, 100 * none, GREY, format_failure(line), marker="")
+            plot_lollipop(left, place, 100 * none, 100 * none, GRAY, format_failure(line), marker="")
         else:
             label = f"{mean:.2%}" if place == 0 else f"{ablation.gain(line):+.2f}"
             plot_lollipop(left, place, 100 * none, 100 * mean, BLUE, label, others=shares)
         label = f"{cell.paper:.2%}" if place == 0 else f"{cell.paper_points:+.2f}"
-        plot_lollipop(right, place, 0, cell.paper_points, GREY, label)
+        plot_lollipop(right, place, 0, cell.paper_points, GRAY, label)
     left.set_yticks(range(len(POSITION_CELLS)), [str(cell) for cell in POSITION_CELLS], fontsize=LABEL_POINTS)
     left.invert_yaxis()
     style_axes(right, f"paper: points above none\n({PAPER_SETTING})")
     for axes, start in ((left, 100 * none), (right, 0)):
-        axes.axvline(start, color=GREY, linewidth=1, linestyle="--")
+        axes.axvline(start, color=GRAY, linewidth=1, linestyle="--")
         axes.margins(x=0.15)
     return figure
 
@@ -252,7 +252,7 @@ def plot_lollipop(
     """Draw a value with a line from `start`, dots for `others` if there are several, and its label to the right."""
     axes.plot([start, end], [place, place], color=color, linewidth=2, alpha=0.4)
     if len(others) > 1:
-        axes.plot(others, [place] * len(others), ".", color=GREY, markersize=6)
+        axes.plot(others, [place] * len(others), ".", color=GRAY, markersize=6)
     axes.plot(end, place, color=color, marker=marker, markersize=7)
     after = max((start, end, *others))
     axes.annotate(label, (after, place), (7, 0), textcoords="offset points", va="center", fontsize=LABEL_POINTS)

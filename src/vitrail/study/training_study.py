@@ -15,7 +15,7 @@ import torch
 from vitrail.base.errors import CheckpointError, ConfigError, VitrailError
 from vitrail.base.figures import new_figure, sanitize_label, save_figure, style_axes, wrap_label
 from vitrail.base.files import write_json
-from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, RED, TITLE_POINTS
+from vitrail.base.style import BLUE, FIGURE_WIDTH, GRAY, LABEL_POINTS, RED, TITLE_POINTS
 from vitrail.base.table import Cell, Column, Mean, Shown, Table
 from vitrail.checkpoint.run_files import PLAN_FILE, is_run_finished
 from vitrail.distributed import join_process_group
@@ -484,12 +484,12 @@ def draw_ablation(results: AblationResults) -> "Figure | None":
     for place, line in enumerate(rest):
         gain, std = results.gain(line) or 0.0, results.scale * (line.std or 0.0)
         color, side = (RED, -1) if gain < 0 else (BLUE, 1)
-        axes.barh(place, gain, color=color, alpha=0.85, xerr=std or None, ecolor=GREY)
+        axes.barh(place, gain, color=color, alpha=0.85, xerr=std or None, ecolor=GRAY)
         ends.append(gain + side * std)
         label = f"{gain:+.{results.digits}f}".replace("-", "−") if line.values else format_failure(line)
         style: dict[str, Any] = {"va": "center", "ha": "left" if side > 0 else "right", "fontsize": LABEL_POINTS}
         axes.annotate(label, (ends[-1], place), (4 * side, 0), textcoords="offset points", **style)
-    axes.axvline(0, color=GREY, linewidth=1)
+    axes.axvline(0, color=GRAY, linewidth=1)
     room = 0.2 * (max(ends) - min(ends) or 1.0)  # of the values next to the bars
     axes.set_xlim(min(ends) - room, max(ends) + room)
     axes.set_yticks(range(len(rest)), names, fontsize=LABEL_POINTS, parse_math=False)

@@ -28,7 +28,7 @@ BATCH_MIXING_KEY = 2**31 - 1  # in place of an image index in the random key for
 
 @dataclass(frozen=True)
 class LossInputs:
-    """A batch as the model receives it: after normalisation, random erasing and mixing."""
+    """A batch as the model receives it: after normalization, random erasing and mixing."""
 
     images: Tensor  # float (B, C, H, W)
     targets: Tensor  # (B, classes), rows sum to 1; include label smoothing, Mixup and CutMix
@@ -47,7 +47,7 @@ def classification_loss(model: nn.Module, inputs: LossInputs) -> tuple[Tensor, M
 
 
 class Classification(ImageTask):
-    """Train a model that returns logits on labelled images.
+    """Train a model that returns logits on labeled images.
 
     `objective` is a function (model, inputs) → (loss, metrics) that replaces the cross-entropy.
     """
@@ -93,8 +93,8 @@ class Classification(ImageTask):
         return self.objective(self.backbone, self.prepare_inputs(batch, clock))
 
     def prepare_inputs(self, batch: Batch, clock: Clock) -> LossInputs:
-        """Normalise, erase and mix. Random choices depend on the seed and the step alone."""
-        images, labels = self.normalise(batch["images"]), batch["labels"]
+        """Normalize, erase and mix. Random choices depend on the seed and the step alone."""
+        images, labels = self.normalize(batch["images"]), batch["labels"]
         if clock.step < self.early_share * clock.steps:
             rows, columns = images.shape[-2:]
             side = self.loop.early_size

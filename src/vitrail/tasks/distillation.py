@@ -159,7 +159,7 @@ def check_no_random_augmentation(recipe: Recipe) -> None:
     """Refuse to cache a teacher's logits if images are augmented randomly."""
     augmentation = recipe.augmentation
     moving = [name for name in RANDOM_AUGMENTATIONS if vars(augmentation)[name]]
-    moving += ["crop"] if augmentation.crop != "centre" else []
+    moving += ["crop"] if augmentation.crop != "center" else []
     moving += ["policy"] if augmentation.policy != "none" else []
     moving += ["early_size"] if recipe.loop.early_size else []
     if moving:

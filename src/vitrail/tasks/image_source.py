@@ -118,7 +118,7 @@ class ImageSource:
         return val if val is None or limit is None or limit >= len(val) else DatasetSubset(val, range(limit))
 
     def load_evenly_spaced_images(self, count: int) -> Iterator[Tensor]:
-        """Batches of at most `count` normalised training images, evenly spaced over all of them."""
+        """Batches of at most `count` normalized training images, evenly spaced over all of them."""
         total = self.example_count
         some = DatasetSubset(self.train_images, np.linspace(0, total - 1, min(count, total)).astype(np.int64))
         batches = evaluation_batches(some, self.preprocessing)

@@ -1,4 +1,4 @@
-"""What tasks on images share: normalisation, the model that training starts from, and how a request becomes a task."""
+"""What tasks on images share: normalization, the model that training starts from, and how a request becomes a task."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class ImageTask(Task):
     views: Mapping[str, View] | None = None  # None: `images`, by the augmentation of the recipe
     preprocessing: Preprocessing | None = None  # known after `setup`
 
-    def initialise(self, source: Source, recipe: Recipe) -> None:
+    def initialize(self, source: Source, recipe: Recipe) -> None:
         if recipe.loop.whiten:
             images = check_image_source(source, self).load_evenly_spaced_images(MAX_WHITENING_IMAGES)
             self.backbone.whiten(images)
@@ -54,10 +54,12 @@ class ImageTask(Task):
     def describe(self) -> str:
         return f"{super().describe()}, {'×'.join(map(str, self.backbone.config.image_size))} pixels"
 
-    def normalise(self, pixels: Tensor) -> Tensor:
+    def normalize(self, pixels: Tensor) -> Tensor:
         """uint8 pixels as the model's input."""
         assert self.preprocessing is not None, "called before `setup`"
         return normalize(pixels, self.preprocessing)
+
+    normalise = normalize  # the former name, for tasks outside the package
 
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:  # noqa: ARG002  # ranks are for subclasses
         images, config = check_image_source(source, self), self.backbone.config
@@ -172,7 +174,7 @@ def make_starting_model(request: Request, data: DatasetSplits) -> StartingModel:
 
 
 def create_starting_model(request: Request, data: DatasetSplits, classes: tuple[str, ...]) -> StartingModel:
-    """A new model; grey images get a model of one channel."""
+    """A new model; gray images get a model of one channel."""
     recipe = request.recipe
     if recipe.model is None:
         raise ConfigError(
@@ -183,15 +185,15 @@ def create_starting_model(request: Request, data: DatasetSplits, classes: tuple[
     check_reads_images(family.build)
     images = data.train.images if isinstance(data.train, ArrayDataset) else None
     channels = preset.channels if images is None else images.shape[3]
-    channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe for colors makes grey images RGB
+    channels = len(recipe.preprocessing.get("mean", (0,) * channels))  # a recipe for colors makes gray images RGB
     config = family.configure(preset, **{"channels": channels, "classes": len(classes), **recipe.fields})
     if config.classes != len(classes):
         reason = f"as many as {data.name} has" if classes else f"since the task {request.task_name} has no classes"
         raise ConfigError(f"classes is {config.classes}; expected {len(classes)}, {reason}")
     size = pair(config.image_size)
     uncropped = images is not None and images.shape[1:3] == size
-    grey = (0.5,) * config.channels
-    preprocessing = Preprocessing(image_size=size, crop=1.0 if uncropped else 0.9, mean=grey, std=grey)
+    gray = (0.5,) * config.channels
+    preprocessing = Preprocessing(image_size=size, crop=1.0 if uncropped else 0.9, mean=gray, std=gray)
     model = family.build(config)
     check_declarations(model)
     return StartingModel(model=model, preprocessing=preprocessing.with_fields(recipe.preprocessing), family=family)

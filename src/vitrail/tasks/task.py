@@ -1,5 +1,6 @@
 """The contract of a task: what is trained, how it is evaluated, and what is saved. Read classification.py next."""
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -93,6 +94,11 @@ class Task(nn.Module):
     ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
     not_copied: tuple[object, ...] = ()  # objects that `copy` shares with the original, such as a frozen teacher
 
+    def __init_subclass__(cls) -> None:
+        if "initialise" in vars(cls):  # the former name of the hook, in tasks outside the package
+            warnings.warn(f"{cls.__name__}.initialise is now called initialize", DeprecationWarning, stacklevel=2)
+            cls.initialize = vars(cls)["initialise"]
+
     @property
     def early_share(self) -> float:
         """Share of the steps, the first ones, that take less time than the others: progressive resizing."""
@@ -106,7 +112,7 @@ class Task(nn.Module):
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
         """Raise an error if the backbone, the data or the recipe lack something that the task needs."""
 
-    def initialise(self, source: Source, recipe: Recipe) -> None:
+    def initialize(self, source: Source, recipe: Recipe) -> None:
         """Set weights that depend on the data, before a run; called before `setup`."""
 
     def setup(self, source: Source, recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""Teachers for distillation: they receive the student's augmented views, in their own normalisation and size."""
+"""Teachers for distillation: they receive the student's augmented views, in their own normalization and size."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, describe_error
+from vitrail.base.text import AMERICAN_NAMES
 from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits
@@ -53,8 +54,10 @@ class Teacher:
     def fingerprint(self) -> str:
         """Digest of the weights and everything else that the logits depend on."""
         config = getattr(self.model, "config", None)  # a module of another library may have none
-        about = (type(self.model).__name__, config, self.preprocessing, self.labels)
-        found = hashlib.sha256(repr(about).encode())
+        about = repr((type(self.model).__name__, config, self.preprocessing, self.labels))
+        for old, new in AMERICAN_NAMES.items():  # in the fingerprints of earlier runs
+            about = about.replace(f"{new}=", f"{old}=").replace(f"={new!r}", f"={old!r}")
+        found = hashlib.sha256(about.encode())
         for name, tensor in self.model.state_dict().items():
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -80,7 +83,7 @@ class TeacherView:
         given, taken = len(student_preprocessing.mean), len(teacher.preprocessing.mean)
         if given != taken and given != 1:
             raise ConfigError(
-                f"{teacher.name} takes {taken} channels and the student {given}; expected the same, or a grey student"
+                f"{teacher.name} takes {taken} channels and the student {given}; expected the same, or a gray student"
             )
         self.model: Callable[[Tensor], Tensor] = model
         classes = self.check_outputs_and_count_classes(data)
@@ -124,7 +127,7 @@ class TeacherView:
         raise DataError(f"no image of {data.name} can be read; expected at least one")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The teacher's logits (B, classes) for the student's input, which is augmented, normalised and mixed."""
+        """The teacher's logits (B, classes) for the student's input, which is augmented, normalized and mixed."""
         logits = self.compute_logits(images).float()
         return logits if self.class_order is None else logits[:, self.class_order]
 
@@ -133,7 +136,7 @@ class TeacherView:
             return self.model(self.adapt_images(images).to(self.dtype))
 
     def adapt_images(self, images: Tensor) -> Tensor:
-        """The student's views with the teacher's normalisation, image size and channels."""
+        """The student's views with the teacher's normalization, image size and channels."""
         seen, known = self.student_preprocessing, self.teacher.preprocessing
         if len(seen.mean) != len(known.mean):
             seen = replace(seen, mean=seen.mean * len(known.mean), std=seen.std * len(known.std))

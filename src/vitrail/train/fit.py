@@ -130,7 +130,7 @@ def fit(
         shown = [each for each in (bar, *shown) if each is not None]
     with restore_threads():
         plan = choose_fit_speed(plan, run, threads)
-        plan.task.initialise(source, recipe)
+        plan.task.initialize(source, recipe)
         if not isinstance(run, str | Path):
             return run_training(plan, run, CallbackList(shown), start=start)
         described = {"task": plan.describe_task(), "threads": plan.threads, "precision": plan.chosen_precision}

@@ -262,12 +262,12 @@ class Muon(WeightwiseOptimizer):
         ahead = gradient.lerp(average, group["momentum"])  # Nesterov momentum
         parts = ahead.flatten(1).chunk(group["parts"])  # one row per filter of a kernel
         # scaled to the size of AdamW's updates, so that both use the same learning rate (Liu 2025, arXiv 2502.16982)
-        moves = [orthogonalise(part) * (0.2 * max(part.shape) ** 0.5) for part in parts]
+        moves = [orthogonalize(part) * (0.2 * max(part.shape) ** 0.5) for part in parts]
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(torch.cat(moves).view_as(weight), alpha=-group["lr"])
 
 
-def orthogonalise(matrix: Tensor, rounds: int = 5) -> Tensor:
+def orthogonalize(matrix: Tensor, rounds: int = 5) -> Tensor:
     """Approximate U Vᵀ of the SVD U S Vᵀ by Newton–Schulz iteration; singular values end between 0.7 and 1.2."""
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()

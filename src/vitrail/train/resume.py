@@ -16,7 +16,7 @@ from typing import Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.base.machine import restore_threads
-from vitrail.base.text import format_count, format_duration
+from vitrail.base.text import AMERICAN_NAMES, format_count, format_duration
 from vitrail.checkpoint.run_files import is_run_finished
 from vitrail.distributed import join_process_group
 from vitrail.recipes.request import Request
@@ -79,7 +79,7 @@ def resume_run(
                 before = plan
                 plan = extend_run(run, plan, recorded, Length(epochs=epochs, minutes=minutes, start=start))
                 runtime.report(describe_extension(before, plan))
-            plan.task.initialise(plan.source, plan.recipe)
+            plan.task.initialize(plan.source, plan.recipe)
             train_and_save(run, plan, runtime, resumed=True)
     return True
 
@@ -104,10 +104,12 @@ def check_unchanged_and_list_warnings(before: Mapping[str, Any], now: Mapping[st
 
 
 def find_differences(before: Any, now: Any, name: str = "") -> list[str]:
-    """The parts that differ from run.json."""
+    """The parts that differ from run.json, where fields may have a British spelling."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
+        before = {AMERICAN_NAMES.get(key, key): value for key, value in before.items()}
         return [each for key in now for each in find_differences(before.get(key), now[key], str(key))]
-    return [] if before == now else [f"{name} {shorten_text(before)}, now {shorten_text(now)}"]
+    same = before == now or (isinstance(before, str) and AMERICAN_NAMES.get(before) == now)
+    return [] if same else [f"{name} {shorten_text(before)}, now {shorten_text(now)}"]
 
 
 def shorten_text(value: object) -> str:

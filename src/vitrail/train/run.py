@@ -59,7 +59,7 @@ def start_run(
         check_follow_up(request, plan, folder)
         plan, choices = choose_speed(plan, runtime.threads)
         runtime.report_lines(*describe_plan(plan, request), *choices)
-        plan.task.initialise(plan.source, plan.recipe)  # before there is a folder: an error leaves nothing
+        plan.task.initialize(plan.source, plan.recipe)  # before there is a folder: an error leaves nothing
         if request.recipe.loop.minutes is not None or dry_run:
             runtime.report("speed  measuring …")
             speed = measure_throughput(plan)

@@ -167,7 +167,7 @@ def may_be_run_folder(folder: Path) -> bool:
 
 
 def read_run_summary(folder: Path) -> RunSummary:
-    """Summarise a run. Never fails: problems are reported in `state`."""
+    """Summarize a run. Never fails: problems are reported in `state`."""
     log, damage = try_read_log(folder)
     plan, fault = try_read_plan(folder)
     rows = log.records

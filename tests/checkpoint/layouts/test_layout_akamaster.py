@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.layout_round_trip import assert_same_tensors, max_output_difference, write_checkpoint
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from torch import Tensor, nn
 
 import vitrail
@@ -54,7 +54,7 @@ class Published(nn.Module):
 
 
 def make_published(classes: int = 10) -> Published:
-    return randomise_batch_norms(add_weight_noise(Published(2, classes)))
+    return randomize_batch_norms(add_weight_noise(Published(2, classes)))
 
 
 def save_published(model: nn.Module, path: Path, *, without: str = "\0") -> None:
@@ -143,7 +143,7 @@ def test_unsupported_models_are_refused(fields: dict[str, Any], message: str, tm
     assert not (tmp_path / "model.th").exists()
 
 
-def test_public_files_are_recognised(shared: Callable[[str], Path]) -> None:
+def test_public_files_are_recognized(shared: Callable[[str], Path]) -> None:
     for file, depth in zip(FILES, (20, 56), strict=True):
         checkpoint = read(shared(file))
         assert checkpoint.layout == "akamaster"

@@ -24,7 +24,7 @@ def make_file(path: Path, **changes: Tensor | None) -> Path:
     return path
 
 
-def test_wrapped_file_is_recognised_with_its_preprocessing(tmp_path: Path) -> None:
+def test_wrapped_file_is_recognized_with_its_preprocessing(tmp_path: Path) -> None:
     found = read(make_file(tmp_path / "theirs.pth"))
     assert (found.layout, found.description.family) == ("authors", "sl_vit")
     how = found.description.preprocessing

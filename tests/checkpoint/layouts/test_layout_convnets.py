@@ -10,7 +10,7 @@ import torch
 import torchvision.models as peers
 from safetensors.torch import save_file
 from support.layout_round_trip import check_round_trip, max_output_difference, read_tensors
-from support.noisy_weights import add_weight_noise, randomise_batch_norms
+from support.noisy_weights import add_weight_noise, randomize_batch_norms
 from timm.data.config import resolve_model_data_config
 from torch import nn
 from torchvision.models.regnet import BlockParams
@@ -29,13 +29,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def randomise(model: Any) -> Any:
-    return randomise_batch_norms(add_weight_noise(model))
+def randomize(model: Any) -> Any:
+    return randomize_batch_norms(add_weight_noise(model))
 
 
 def toy(kind: str) -> Any:
     name, fields = KINDS[kind]
-    return randomise(timm.create_model(name, **fields))
+    return randomize(timm.create_model(name, **fields))
 
 
 def save_weights(model: nn.Module, path: Path) -> Path:
@@ -59,7 +59,7 @@ def test_round_trip_of_timms_files(kind: str, suffix: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
 def test_round_trip_of_torchvision_resnets(block: Any, tmp_path: Path) -> None:
-    theirs = randomise(peers.ResNet(block, [1, 1, 2, 1], num_classes=5))
+    theirs = randomize(peers.ResNet(block, [1, 1, 2, 1], num_classes=5))
     path = save_weights(theirs, tmp_path / "weights.pth")
     checkpoint = check_round_trip(path, tmp_path / "back.pth", to="torchvision", source="torchvision")
     assert max_output_difference(checkpoint.model, theirs) <= 1e-5
@@ -69,7 +69,7 @@ def test_round_trip_of_torchvision_resnets(block: Any, tmp_path: Path) -> None:
 
 def test_round_trip_of_torchvision_regnets(tmp_path: Path) -> None:
     size = BlockParams.from_init_params(depth=6, w_0=16, w_a=16.0, w_m=2.0, group_width=8, se_ratio=0.25)
-    theirs = randomise(peers.RegNet(size, num_classes=5))
+    theirs = randomize(peers.RegNet(size, num_classes=5))
     path = save_weights(theirs, tmp_path / "weights.pth")
     checkpoint = check_round_trip(path, tmp_path / "back.pth", to="torchvision")
     assert checkpoint.description.family == "regnety"
@@ -106,7 +106,7 @@ def test_training_checkpoints_without_counters_are_read(tmp_path: Path) -> None:
 
 
 def test_timm_opens_a_written_folder(tmp_path: Path) -> None:
-    model = randomise(vitrail.create("resnet18", classes=5, image_size=64))
+    model = randomize(vitrail.create("resnet18", classes=5, image_size=64))
     preprocessing = vitrail.Preprocessing(image_size=64, crop=0.75, mean=(0.1, 0.2, 0.3))
     write(model, tmp_path / "folder", "timm", preprocessing=preprocessing, labels=list("abcde"))
     opened = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()

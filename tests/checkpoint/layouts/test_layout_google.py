@@ -56,7 +56,7 @@ def test_round_trip_and_outputs_of_all_variants(variant: str, tmp_path: Path) ->
     theirs = torch.from_numpy(forward(weights, images.movedim(1, -1).numpy()))
     assert mine.shape == theirs.shape
     assert theirs.std() > 0.01
-    exact = 1e-5 if "hybrid" in variant else 1e-6  # filters are standardised in float32
+    exact = 1e-5 if "hybrid" in variant else 1e-6  # filters are standardized in float32
     torch.testing.assert_close(mine, theirs.double(), rtol=0, atol=exact)
     with torch.no_grad():
         mine = checkpoint.model.tokens(images.double())

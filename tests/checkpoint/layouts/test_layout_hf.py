@@ -187,8 +187,8 @@ def test_preprocessing_equals_its_processor(
     for folder in ("theirs", "back"):
         theirs = AutoImageProcessor.from_pretrained(tmp_path / folder, use_fast=False)
         pixels = theirs(image, return_tensors="np")["pixel_values"][0]
-        grey = 1 / 255 / min(preprocessing.std)
-        assert np.abs(pixels - preprocess_image(image, preprocessing)).max() <= 1.01 * grey
+        gray = 1 / 255 / min(preprocessing.std)
+        assert np.abs(pixels - preprocess_image(image, preprocessing)).max() <= 1.01 * gray
 
 
 @pytest.mark.parametrize(

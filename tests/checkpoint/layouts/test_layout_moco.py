@@ -53,7 +53,7 @@ def test_round_trip_of_a_base_encoder_with_12_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["state_dict", "model"])
-def test_a_probe_is_recognised_by_its_position_table(wrapper: str, tmp_path: Path) -> None:
+def test_a_probe_is_recognized_by_its_position_table(wrapper: str, tmp_path: Path) -> None:
     theirs = toy(num_classes=5)
     named = {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}
     torch.save({wrapper: named}, tmp_path / "linear-vit-s.pth.tar")

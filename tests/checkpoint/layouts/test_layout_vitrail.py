@@ -247,7 +247,7 @@ def test_wrong_labels_and_provenance_are_refused(tmp_path: Path) -> None:
         ({"config": {"depth": 1000000}}, r"1000000 blocks and \d+ tensors; expected more tensors"),
         ({"labels": "abc"}, r"labels is 'abc'; expected a list of strings"),
         ({"preprocessing": {"cropp": 1}}, r"unknown preprocessing field 'cropp'; did you mean 'crop'\?"),
-        ({"preprocessing": {"mean": "grey"}}, r"mean is 'grey'; expected a list of numbers"),
+        ({"preprocessing": {"mean": "gray"}}, r"mean is 'gray'; expected a list of numbers"),
         ({"extra": 1}, r"unknown field 'extra'"),
     ],
 )

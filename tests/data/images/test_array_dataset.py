@@ -27,7 +27,7 @@ def test_images_labels_and_names() -> None:
     assert pickle.loads(pickle.dumps(arrays)).label(1) == 0
 
 
-def test_grey_images_get_a_channel_and_are_writable() -> None:
+def test_gray_images_get_a_channel_and_are_writable() -> None:
     values = np.frombuffer(random_array(2, 4, 4).tobytes(), np.uint8).reshape(
         2, 4, 4
     )  # read-only, of which torch would warn

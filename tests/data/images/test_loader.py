@@ -51,8 +51,8 @@ def test_epochs_and_seeds_shuffle_differently() -> None:
     assert len({tuple(each) for each in orders}) == 3
 
 
-def test_repeats_are_different_views_and_not_neighbours() -> None:
-    """Mixup blends neighbours, so an image would be blended with itself."""
+def test_repeats_are_different_views_and_not_neighbors() -> None:
+    """Mixup blends neighbors, so an image would be blended with itself."""
     order = ShuffledSampler(image_count=24, batch=12, repeats=3)
     views = BatchDataset(dataset=arrays(24, 16), augmentation=RANDOM, preprocessing=SMALL)
     batch = next(training_batches(views, order, range(1)))
@@ -105,7 +105,7 @@ def test_batched_augmentation_equals_one_by_one() -> None:
     assert torch.equal(batch["labels"], expected["labels"])
 
 
-def test_grey_arrays_are_expanded_to_the_channels_of_the_model() -> None:
+def test_gray_arrays_are_expanded_to_the_channels_of_the_model() -> None:
     for channels in (1, 3):
         preprocessing = Preprocessing(image_size=8, crop=1.0, mean=(0.5,) * channels, std=(0.5,) * channels)
         batch = next(evaluation_batches(arrays(channels=1), preprocessing))

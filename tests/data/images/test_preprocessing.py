@@ -105,9 +105,9 @@ def test_image_of_the_right_size_is_not_resampled(size: Size) -> None:
 def test_one_mean_is_one_channel() -> None:
     image = make_image(50, 60)
     mine = preprocess_image(image, Preprocessing(image_size=32, mean=(0.1,), std=(0.3,)))
-    grey = np.asarray(image.convert("L").resize((42, 35), Image.Resampling.BICUBIC), np.float32)[2:34, 5:37]
+    gray = np.asarray(image.convert("L").resize((42, 35), Image.Resampling.BICUBIC), np.float32)[2:34, 5:37]
     assert mine.shape == (1, 32, 32)
-    assert max_difference(mine, (grey / 255 - np.float32(0.1))[None] / np.float32(0.3)) <= 1e-6
+    assert max_difference(mine, (gray / 255 - np.float32(0.1))[None] / np.float32(0.3)) <= 1e-6
 
 
 def test_result_is_writable_and_contiguous() -> None:
@@ -170,7 +170,7 @@ def test_visible_box_matches_the_pixels(case: dict[str, Any], size: tuple[int, i
     pixels = preprocess_image(Image.fromarray(photo), preprocessing)
     left, top, right, bottom = compute_visible_box(size, preprocessing)
     _, height, width = pixels.shape
-    across = (left + (np.arange(width) + 0.5) / width * (right - left)) / columns  # centres of the pixels
+    across = (left + (np.arange(width) + 0.5) / width * (right - left)) / columns  # centers of the pixels
     down = (top + (np.arange(height) + 0.5) / height * (bottom - top)) / rows
     inside = (down[:, None] > 0.04) & (down[:, None] < 0.96) & (across > 0.04) & (across < 0.96)  # edges are blurred
     assert inside.mean() > 0.4

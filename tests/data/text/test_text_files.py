@@ -14,7 +14,7 @@ from vitrail.data.text.text_files import read_sentences, read_text_lines
 
 @pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_gzip_is_recognised_by_content_whatever_the_name(tmp_path: Path, name: str, packed: bool) -> None:
+def test_gzip_is_recognized_by_content_whatever_the_name(tmp_path: Path, name: str, packed: bool) -> None:
     text = "Ein Hund.\nÜber Größe\n".encode()
     (tmp_path / name).write_bytes(gzip.compress(text) if packed else text)
     assert read_sentences(tmp_path / name) == ["Ein Hund.", "Über Größe"]

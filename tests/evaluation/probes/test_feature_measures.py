@@ -12,9 +12,9 @@ from vitrail.evaluation.probes import feature_measures
 from vitrail.evaluation.probes.feature_measures import (
     FeatureRows,
     SelectedRows,
-    StandardisedRows,
+    StandardizedRows,
     classify_by_least_squares,
-    classify_by_neighbours,
+    classify_by_neighbors,
     compute_mean_and_std,
     find_most_similar_rows,
     fit_linear_probe,
@@ -49,7 +49,7 @@ def test_votes_are_those_of_scikit_learn() -> None:
     def vote(distances: NDArray[Any]) -> NDArray[Any]:
         return np.exp((1 - distances) / 0.07)
 
-    found = classify_by_neighbours(BANK, BANK_LABELS, BANK_QUERIES, counts=COUNTS)
+    found = classify_by_neighbors(BANK, BANK_LABELS, BANK_QUERIES, counts=COUNTS)
     assert tuple(found) == COUNTS
     for count in COUNTS:
         peer = neighbors.KNeighborsClassifier(count, metric="cosine", algorithm="brute", weights=vote)
@@ -79,15 +79,15 @@ def test_a_bank_on_disk_is_read_in_parts(rows_at_once: int, tmp_path: Path, monk
     )
     torch.testing.assert_close(similarities, expected[:, :20], rtol=0, atol=1e-6)
     assert torch.equal(places, order[:, :20])
-    once = classify_by_neighbours(BANK, BANK_LABELS, BANK_QUERIES, counts=COUNTS)
-    for count, votes in classify_by_neighbours(
+    once = classify_by_neighbors(BANK, BANK_LABELS, BANK_QUERIES, counts=COUNTS)
+    for count, votes in classify_by_neighbors(
         bank, BANK_LABELS, BANK_QUERIES, counts=COUNTS, rows_at_once=rows_at_once
     ).items():
         assert torch.equal(votes, once[count])
 
 
-def test_more_neighbours_than_rows_are_all_rows() -> None:
-    found = classify_by_neighbours(BANK[:5], BANK_LABELS[:5], BANK_QUERIES, counts=(5, 50))
+def test_more_neighbors_than_rows_are_all_rows() -> None:
+    found = classify_by_neighbors(BANK[:5], BANK_LABELS[:5], BANK_QUERIES, counts=(5, 50))
     assert torch.equal(found[5], found[50])
 
 
@@ -129,7 +129,7 @@ def test_few_shot_predictions_are_those_of_scikit_learn(count: int) -> None:
 
 
 def test_one_image_of_each_of_two_classes_tells_them_apart() -> None:
-    """A fifth of the features differ by three standard deviations; standardised by the two images, 58% are right."""
+    """A fifth of the features differ by three standard deviations; standardized by the two images, 58% are right."""
     labels = np.arange(200) % 2
     features = np.random.default_rng(0).normal(size=(200, 100)).astype(np.float32)
     features[:, :20] += 3 * labels[:, None]
@@ -157,7 +157,7 @@ def test_the_linear_solution_is_that_of_scikit_learn(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(feature_measures, "MAX_BYTES_IN_MEMORY", 0)  # read from the file in every iteration
     streamed = fit_linear_probe(LINEAR_FEATURES, LINEAR_LABELS, classes=3, weight_decays=(0.01,))
     torch.testing.assert_close(streamed.weight, found.weight, rtol=0, atol=1e-3)
-    assert StandardisedRows(LINEAR_FEATURES, LINEAR_LABELS).stored is None
+    assert StandardizedRows(LINEAR_FEATURES, LINEAR_LABELS).stored is None
 
 
 def test_the_weight_decay_is_chosen_on_held_out_training_images(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_data_sets_of_objects(model: Path) -> None:
     splits = DatasetSplits(name="arrays", train=arrays, val=arrays, classes=("a", "b"))
     loaded = vitrail.open_model(model)
     found = run_probe(loaded, splits, knn=[1], pixels=False, untrained=False)
-    assert found.tables[0].rows[0].knn == {1: 1.0}  # each image is its own neighbour
+    assert found.tables[0].rows[0].knn == {1: 1.0}  # each image is its own neighbor
     assert not found.tables[0].compute_gains(found.tables[0].rows[0])
     pairs = [(Image.fromarray(image), int(label)) for image, label in zip(images, labels, strict=True)]
     assert run_probe(loaded, pairs_as_dataset(pairs)).tables[0].query_images == 8

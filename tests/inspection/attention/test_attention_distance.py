@@ -58,7 +58,7 @@ def test_larger_and_diagonal_shifts() -> None:
     assert attention_distance(shift(grid, 0, 3, wrap=True), grid, patch) == pytest.approx(3 * 2 * 3 * 5 / 8)
     assert attention_distance(shift(grid, 0, 3, wrap=False), grid, patch) == pytest.approx(3 * (15 + 3) / 8)
     assert attention_distance(shift(grid, 2, 0, wrap=True), grid, patch) == pytest.approx(10 * 2 * 2 * 3 / 5)
-    inside, below, right, corner = 4 * 7, 7, 4, 1  # of 40 patches, those whose neighbour is in both, one or no axis
+    inside, below, right, corner = 4 * 7, 7, 4, 1  # of 40 patches, those whose neighbor is in both, one or no axis
     expected = inside * math.hypot(10, 3) + below * 3 + right * 10 + corner * 0
     assert attention_distance(shift(grid, 1, 1, wrap=False), grid, patch) == pytest.approx(expected / 40)
 
@@ -89,7 +89,7 @@ def test_random_maps_match_a_loop() -> None:
     assert attention_distance(maps.astype(np.float16), grid, patch) == pytest.approx(found, rel=2e-3)
 
 
-def test_prefix_tokens_are_dropped_and_rows_renormalised() -> None:
+def test_prefix_tokens_are_dropped_and_rows_renormalized() -> None:
     grid, patch = (3, 4), (2, 2)
     patches = random_maps(5, 12, 12)
     maps = with_prefix(patches, np.linspace(0.05, 0.95, 12))
@@ -98,8 +98,8 @@ def test_prefix_tokens_are_dropped_and_rows_renormalised() -> None:
     assert found == pytest.approx(attention_distance(patches, grid, patch))
     kept = maps[:, 2:, 2:]
     weighted = (kept * patch_distances(grid, patch)).sum(-1)
-    assert np.all(np.abs(weighted.mean(-1) / found - 1) > 0.1), "not the value of rows without normalisation"
-    assert np.all(np.abs(weighted.sum(-1) / kept.sum((-1, -2)) / found - 1) > 0.001), "nor of a common normalisation"
+    assert np.all(np.abs(weighted.mean(-1) / found - 1) > 0.1), "not the value of rows without normalization"
+    assert np.all(np.abs(weighted.sum(-1) / kept.sum((-1, -2)) / found - 1) > 0.001), "nor of a common normalization"
     maps[:, :2] = np.eye(14)[:2]
     assert attention_distance(maps, grid, patch) == pytest.approx(found), "the rows of prefix tokens do not matter"
 

@@ -91,7 +91,7 @@ def test_other_sizes_of_dynamic_models(case: str, size: Grid) -> None:
     check_other_size(make_attention_model(case, dynamic=True), size)
 
 
-@pytest.mark.parametrize("case", ["distilled", "hybrid", "cct", "cct with neighbours", "relative with registers"])
+@pytest.mark.parametrize("case", ["distilled", "hybrid", "cct", "cct with neighbors", "relative with registers"])
 def test_other_sizes_of_other_families(case: str) -> None:
     check_other_size(make_attention_model(case, dynamic=True), (64, 16))
 
@@ -196,7 +196,7 @@ def test_arguments_of_none_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["learned stem", "relative", "distilled", "hybrid", "cct", "cct with neighbours", "map"]
+    "case", ["learned stem", "relative", "distilled", "hybrid", "cct", "cct with neighbors", "map"]
 )
 def test_fused_kernel_is_used_and_logits_are_unchanged(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, pixels, calls, fused = make_attention_model(case), random_image_batch(), 0, F.scaled_dot_product_attention
@@ -209,7 +209,7 @@ def test_fused_kernel_is_used_and_logits_are_unchanged(case: str, monkeypatch: p
     monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
     with torch.no_grad():
         plain, alone = model(pixels), calls
-        assert alone == {"cct with neighbours": 0, "map": 4}.get(case, 3)
+        assert alone == {"cct with neighbors": 0, "map": 4}.get(case, 3)
         with capture_attention(model) as captured:
             logits = model(pixels)
         assert len(captured.maps) == 3

@@ -32,7 +32,7 @@ def reference(model: Any, pixels: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         "distilled",
         "hybrid",
         "cct",
-        "cct with neighbours",
+        "cct with neighbors",
     ],
 )
 def test_gradients_match_autograd(case: str, frozen: bool) -> None:
@@ -50,7 +50,7 @@ def test_gradients_match_autograd(case: str, frozen: bool) -> None:
         assert (mine[:, :, :rows] - theirs).abs().max() <= 1e-5
         assert theirs.abs().max() > 1e-3
         assert mine[:, :, rows:].abs().sum() == 0  # rows that were not computed
-    assert found[2].shape[2] > gradients[2].shape[2] or case in ("mean", "map", "cct", "cct with neighbours")
+    assert found[2].shape[2] > gradients[2].shape[2] or case in ("mean", "map", "cct", "cct with neighbors")
     assert all(each.grad is None for each in model.parameters())
     assert all(each.requires_grad != frozen for each in model.parameters())
     assert pixels.grad is None

@@ -379,10 +379,10 @@ def test_half_precision() -> None:
     assert pooled.map.sum() == pytest.approx(1, abs=1e-5)
 
 
-def test_grey_models_and_grey_photos() -> None:
-    grey = Explainer(make_attention_model(channels=1), preprocessing=Preprocessing(mean=(0.5,), std=(0.5,)))
+def test_gray_models_and_gray_photos() -> None:
+    gray = Explainer(make_attention_model(channels=1), preprocessing=Preprocessing(mean=(0.5,), std=(0.5,)))
     for source in (make_image(), make_image()[:, :, 0], Image.fromarray(make_image()).convert("L")):
-        found = grey.explain(source, "grad-rollout")
+        found = gray.explain(source, "grad-rollout")
         assert found.photo.shape == (50, 70, 3)
         assert explainer().explain(source).map.shape == (2, 3)
 
@@ -399,7 +399,7 @@ def test_photos_of_odd_sizes(size: tuple[int, int]) -> None:
 
 
 def test_dynamic_models_use_the_preprocessing_size() -> None:
-    for case in ("learned stem", "relative", "cct with neighbours", "hybrid", "distilled"):
+    for case in ("learned stem", "relative", "cct with neighbors", "hybrid", "distilled"):
         model = make_attention_model(case, dynamic=True)
         subject = Explainer(model, preprocessing=Preprocessing(image_size=(64, 16)))
         for method in ("rollout", "grad-rollout", "norms"):

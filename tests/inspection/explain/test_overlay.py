@@ -87,11 +87,11 @@ def test_photo_keeps_its_aspect_ratio(size: tuple[int, int], shape: tuple[int, i
 
 @pytest.mark.parametrize("size", [(40, 60), (400, 600)])
 def test_map_covers_the_box(size: tuple[int, int]) -> None:
-    """What is attended is bright, the rest of the box dark, and what is outside is a flat grey."""
+    """What is attended is bright, the rest of the box dark, and what is outside is a flat gray."""
     rows, columns = size
-    grey, panel = np.full((rows, columns, 3), 128, np.uint8), np.zeros((4, 4))
+    gray, panel = np.full((rows, columns, 3), 128, np.uint8), np.zeros((4, 4))
     panel[0, 3] = 2
-    found = blend_map_with_photo(grey, (columns / 6, 0, columns * 5 / 6, rows), panel, (0, 2)).mean(-1)
+    found = blend_map_with_photo(gray, (columns / 6, 0, columns * 5 / 6, rows), panel, (0, 2)).mean(-1)
     h, w = found.shape
     assert min(h, w) >= 256, "small photos are enlarged, so that the map is smooth"
     assert found[:, : w // 6 - 1].min() > 0.6
@@ -116,7 +116,7 @@ def test_attended_parts_of_the_photo_keep_their_details() -> None:
     )
     assert attended.std() > 0.8 * (noise / 255).std()
     assert ignored.std() > 0.05, "dark, but recognisable"
-    assert np.ptp(ignored, axis=-1).max() < 0.05, "and without colours"
+    assert np.ptp(ignored, axis=-1).max() < 0.05, "and without colors"
 
 
 def test_scale_of_several_maps() -> None:

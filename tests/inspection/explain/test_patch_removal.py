@@ -15,7 +15,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.inspection.explain.patch_removal import (
     can_drop_tokens,
     draw_removal_curves,
-    grey_out_patches,
+    gray_out_patches,
     predict_without_patches,
     probabilities_without_patches,
     select_patches_to_remove,
@@ -24,7 +24,7 @@ from vitrail.inspection.explain.patch_removal import (
 
 ATTENDED = np.array([[0.1, 0.5, 0.2], [0.0, 0.05, 0.15]])  # 2×3 patches
 GONE = np.array([[[True, False, False], [False, False, True]], [[False, True, False], [True, False, False]]])
-NEEDS_GRID = ("layers", "shared", "relative", "rotary", "neighbours")
+NEEDS_GRID = ("layers", "shared", "relative", "rotary", "neighbors")
 
 
 def test_patches_are_ranked_from_least_to_most() -> None:
@@ -35,10 +35,10 @@ def test_patches_are_ranked_from_least_to_most() -> None:
 def test_patches_that_are_not_square() -> None:
     """Patches of 2×1 pixels in an image of 4×3: pixel by pixel."""
     pixels = np.arange(1.0, 25.0, dtype=np.float32).reshape(2, 4, 3)
-    half = grey_out_patches(pixels, select_patches_to_remove(ATTENDED, 0.5, most=True))  # patches 1, 2 and 5
+    half = gray_out_patches(pixels, select_patches_to_remove(ATTENDED, 0.5, most=True))  # patches 1, 2 and 5
     assert half[0].tolist() == [[1, 0, 0], [4, 0, 0], [7, 8, 0], [10, 11, 0]]
     assert half[1].tolist() == [[13, 0, 0], [16, 0, 0], [19, 20, 0], [22, 23, 0]]
-    third = grey_out_patches(pixels, select_patches_to_remove(ATTENDED, 1 / 3, most=False))  # patches 3 and 4
+    third = gray_out_patches(pixels, select_patches_to_remove(ATTENDED, 1 / 3, most=False))  # patches 3 and 4
     assert third[0].tolist() == [[1, 2, 3], [4, 5, 6], [0, 0, 9], [0, 0, 12]]
     assert half.dtype == np.float32
     assert pixels.min() == 1  # the image is not changed
@@ -59,7 +59,7 @@ def test_kept_patches_are_attended_less_than_removed_ones(attended: "np.ndarray"
         if gone.any() and not gone.all():
             assert (sign * attended[gone]).min() >= (sign * attended[~gone]).max()
         larger = np.kron(attended, np.ones((3, 2)))[None]
-        left = grey_out_patches(np.ones_like(larger), gone)
+        left = gray_out_patches(np.ones_like(larger), gone)
         assert left.sum() == 6 * (~gone).sum()
 
 
@@ -72,7 +72,7 @@ def test_most_and_least_attended_are_disjoint() -> None:
 def test_grids_that_do_not_divide_the_image() -> None:
     """As the keys of a model that reduces its grid: patches differ by a pixel."""
     gone = np.array([[True, False, True]])
-    assert grey_out_patches(np.ones((1, 1, 7)), gone)[0, 0].tolist() == [0, 0, 0, 1, 1, 0, 0]
+    assert gray_out_patches(np.ones((1, 1, 7)), gone)[0, 0].tolist() == [0, 0, 0, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_grids_that_do_not_divide_the_image() -> None:
 )
 def test_errors(shape: tuple[int, ...], attended: "np.ndarray", share: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        grey_out_patches(np.ones(shape), select_patches_to_remove(attended, share, most=True))
+        gray_out_patches(np.ones(shape), select_patches_to_remove(attended, share, most=True))
 
 
 @pytest.mark.parametrize(("images", "shares"), [(1, 1), (1, 5), (30, 5)])
@@ -166,12 +166,12 @@ def test_pixels_of_dropped_patches_do_not_matter(case: str) -> None:
     )
 
 
-@pytest.mark.parametrize("case", ["relative", "rotary", "learned layers", "cct with neighbours"])
-def test_other_models_get_grey_patches(case: str) -> None:
+@pytest.mark.parametrize("case", ["relative", "rotary", "learned layers", "cct with neighbors"])
+def test_other_models_get_gray_patches(case: str) -> None:
     model, pixels = make_attention_model(case), random_image_batch()
-    grey = torch.from_numpy(np.stack([grey_out_patches(*each) for each in zip(pixels.numpy(), GONE, strict=True)]))
+    gray = torch.from_numpy(np.stack([gray_out_patches(*each) for each in zip(pixels.numpy(), GONE, strict=True)]))
     with torch.no_grad():
-        torch.testing.assert_close(predict_without_patches(model, pixels, GONE), model(grey))
+        torch.testing.assert_close(predict_without_patches(model, pixels, GONE), model(gray))
 
 
 def test_unequal_numbers_of_patches_are_an_error() -> None:

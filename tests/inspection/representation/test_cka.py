@@ -23,7 +23,7 @@ def hsic(k: Array, m: Array) -> float:
 
 @pytest.mark.parametrize("shape", [(4, 9, 5), (3, 4, 20), (2, 50, 3), (1, 6, 1)])
 def test_matches_the_formula(shape: tuple[int, int, int]) -> None:
-    features = normal(*shape) + 3  # not centred
+    features = normal(*shape) + 3  # not centered
     features[1:] += features[:1]
     kernels = [each @ each.T for each in features]
     expected = [[hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b)) for b in kernels] for a in kernels]
@@ -43,8 +43,8 @@ def test_invariant_to_rotation_scale_and_shift() -> None:
 def test_independent_features_are_near_zero_with_fewer_images_than_dimensions() -> None:
     features = normal(2, 40, 400)
     assert abs(linear_cka(features)[0, 1]) < 0.1
-    centred = features - features.mean(1, keepdims=True)
-    a, b = (each @ each.T for each in centred)
+    centered = features - features.mean(1, keepdims=True)
+    a, b = (each @ each.T for each in centered)
     assert (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b) > 0.8, "the biased estimate is not near 0"
 
 

@@ -58,7 +58,7 @@ def test_fewer_components_than_requested_and_equal_filters() -> None:
     assert components.shape == (4, 1, 2, 2)
     assert shares.sum() == pytest.approx(1)
     components, shares = principal_filters(np.ones((3, 1, 2, 2)))
-    assert shares == pytest.approx(np.zeros(2)), "three centred filters have rank 2"
+    assert shares == pytest.approx(np.zeros(2)), "three centered filters have rank 2"
     check_figure(draw_filters(components, shares))
 
 
@@ -73,7 +73,7 @@ SMALL: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "image_size": 32}
         ("DeiT-Ti-distilled", {"channels": 4, **SMALL}, "patch_embed.proj.weight", (16, 4, 16, 16)),
         ("R26+ViT-S/32", {"stages": (1,), **SMALL}, "patch_embed.backbone.stem.conv.weight", (64, 3, 7, 7)),
         ("R+ViT-Ti/16", {"channels": 1, **SMALL}, "patch_embed.backbone.conv.weight", (64, 1, 7, 7)),
-        ("cct_2_3x2_32", {"neighbours": True, **SMALL}, "patch_embed.layers.0.weight", (64, 3, 3, 3)),
+        ("cct_2_3x2_32", {"neighbors": True, **SMALL}, "patch_embed.layers.0.weight", (64, 3, 3, 3)),
         ("ResNet-20", {"stages": (1, 1)}, "conv1.weight", (16, 3, 3, 3)),
         ("RegNetY-4GF", {"stages": (1, 1, 1, 1), "channels": 1}, "stem.conv.weight", (32, 1, 3, 3)),
         (f"{EXAMPLE}:mixer_tiny", {"depth": 1}, "patch_embed.proj.weight", (192, 3, 16, 16)),
@@ -97,11 +97,11 @@ def test_half_precision_and_models_without_a_convolution() -> None:
     assert find_first_filters(vitrail.create("t2t_vit_7", image_size=32, depth=1)) is None
 
 
-def test_zero_is_drawn_as_mid_grey() -> None:
+def test_zero_is_drawn_as_mid_gray() -> None:
     component = np.array([[[0.0, 0.2], [-0.4, 0.1]]])
     assert filter_to_image(component)[..., 0] == pytest.approx(np.array([[0.5, 0.75], [0.0, 0.625]]))
-    coloured = normal(3, 4, 2)
-    assert filter_to_image(coloured) == pytest.approx(0.5 + coloured.transpose(1, 2, 0) / np.abs(coloured).max() / 2)
+    colored = normal(3, 4, 2)
+    assert filter_to_image(colored) == pytest.approx(0.5 + colored.transpose(1, 2, 0) / np.abs(colored).max() / 2)
     assert filter_to_image(normal(5, 4, 2)).shape == (4, 2, 1)
     assert filter_to_image(np.zeros((1, 2, 2))) == pytest.approx(np.full((2, 2, 1), 0.5))
 
@@ -110,7 +110,7 @@ def test_zero_is_drawn_as_mid_grey() -> None:
     ("shape", "words"),
     [
         ((40, 3, 16, 16), "in RGB"),
-        ((2, 1, 2, 3), "in greyscale"),
+        ((2, 1, 2, 3), "in grayscale"),
         ((40, 5, 3, 1), "as the mean of 5 channels"),
         ((40, 3, 16, 2), "in RGB"),
         ((40, 3, 4, 32), "in RGB"),

@@ -45,10 +45,10 @@ def test_sign_does_not_depend_on_the_sign_of_the_features() -> None:
     np.testing.assert_allclose(fit_components(-features).directions, fit_components(features).directions, atol=1e-9)
 
 
-def test_colours_are_scaled_over_all_images() -> None:
+def test_colors_are_scaled_over_all_images() -> None:
     values = np.stack([np.arange(101.0), np.full(101, 7.0), -np.arange(101.0)], axis=1)
-    colours = components_to_colors(values)
-    assert colours[[0, 50, 100]].tolist() == [[0, 128, 255], [128, 128, 128], [255, 128, 0]]
+    colors = components_to_colors(values)
+    assert colors[[0, 50, 100]].tolist() == [[0, 128, 255], [128, 128, 128], [255, 128, 0]]
 
 
 def test_foreground_is_what_is_not_at_the_borders() -> None:
@@ -85,10 +85,10 @@ def test_every_model_with_a_grid(preset: str, fields: dict[str, Any], grid: tupl
         expected = model.tokens(pixels)[:, model.prefix :].unflatten(1, grid)
     torch.testing.assert_close(found, expected)
     figure = draw_patch_pca(model, [random_array(40, 50, 3, seed=n) for n in range(5)], batch=2, preprocessing=HOW)
-    assert figure.arrays["colours"].shape == (5, *grid, 3)
+    assert figure.arrays["colors"].shape == (5, *grid, 3)
     assert figure.arrays["photos"].shape == (5, 32, 32, 3)
     assert f"{grid[0]}×{grid[1]} patches of 5 images" in figure.caption
-    assert len(figure.draw().axes[0].images) == 10, "each image and its colours"
+    assert len(figure.draw().axes[0].images) == 10, "each image and its colors"
 
 
 def test_bad_input() -> None:
@@ -111,9 +111,9 @@ def test_explainer_draws_the_same_figure_and_says_where_its_methods_are() -> Non
     explainer = vitrail.Explainer("cct_cifar10")
     given = ["example:cat", "example:rocket"]
     expected = vitrail.draw_patch_pca("cct_cifar10", given, foreground=True)
-    np.testing.assert_array_equal(explainer.pca(given, foreground=True).arrays["colours"], expected.arrays["colours"])
-    found = explainer.neighbours(given, [*given, "example:coffee"], k=1)
-    assert len(found.neighbours) == 2
+    np.testing.assert_array_equal(explainer.pca(given, foreground=True).arrays["colors"], expected.arrays["colors"])
+    found = explainer.neighbors(given, [*given, "example:coffee"], k=1)
+    assert len(found.neighbors) == 2
     method: Any = "pca"
     with pytest.raises(ConfigError, match=r"^method 'pca' is of several images; use `Explainer.pca` with a list"):
         explainer.explain("example:cat", method)

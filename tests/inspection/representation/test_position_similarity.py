@@ -121,11 +121,11 @@ def test_the_table_of_a_model_in_half_precision() -> None:
 
 def test_tiles_are_arranged_like_patches() -> None:
     tiles = normal(2, 3, 4, 5)
-    whole, middles, centres = tile_maps(tiles)
-    assert (len(middles), len(centres)) == (2, 3)
+    whole, middles, centers = tile_maps(tiles)
+    assert (len(middles), len(centers)) == (2, 3)
     fine = 48 // 5
     for r, c in product(range(2), range(3)):
-        top, left = round(middles[r] - (4 * fine - 1) / 2), round(centres[c] - (5 * fine - 1) / 2)
+        top, left = round(middles[r] - (4 * fine - 1) / 2), round(centers[c] - (5 * fine - 1) / 2)
         tile = whole[top : top + 4 * fine, left : left + 5 * fine]
         assert np.array_equal(tile[::fine, ::fine], tiles[r, c])
         assert np.array_equal(tile[fine - 1 :: fine, fine - 1 :: fine], tiles[r, c])

@@ -258,7 +258,7 @@ def test_invalid_counts_are_refused(given: Any) -> None:
         (lambda: ViT(replace(TOY, positions_at="layers")), "positions_at 'layers' adds a position in every layer"),
         (lambda: ViT(replace(TOY, positions_at="shared")), "positions_at 'shared' adds a position in every layer"),
         (lambda: CCT(replace(CCT_TOY, published=True)), "CCT has its own kind of blocks"),
-        (lambda: CCT(replace(CCT_TOY, neighbours=True)), "CCT has its own kind of blocks"),
+        (lambda: CCT(replace(CCT_TOY, neighbors=True)), "CCT has its own kind of blocks"),
         (lambda: ResNet(ResNetConfig(image_size=32, stages=(1, 1), width=8)), "ResNet has no blocks of tokens"),
         (lambda: nn.Linear(2, 2), "Linear has no blocks of tokens"),
         (

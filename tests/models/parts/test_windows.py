@@ -48,7 +48,7 @@ def test_join_is_the_inverse_of_split(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_regions_are_neighbours_on_the_grid(case: str) -> None:
+def test_regions_are_neighbors_on_the_grid(case: str) -> None:
     """Two tokens of a window see each other if they are not farther apart than the window is wide."""
     windows = CASES[case]
     extent = [side * step for side, step in zip(windows.size, windows.interval, strict=True)]

@@ -17,7 +17,7 @@ from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import AimSettings
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.aim import AutoregressiveImageModel, share_predicted_patches
-from vitrail.tasks.pretraining.parts.patches import normalise_patches, split_into_patches
+from vitrail.tasks.pretraining.parts.patches import normalize_patches, split_into_patches
 
 CLOCK = Clock(step=0, steps=10, steps_per_epoch=5)
 KEYS = np.arange(500, dtype=np.uint64)
@@ -72,9 +72,9 @@ def test_the_loss_is_the_error_of_the_patches_after_the_prefix() -> None:
     task.setup(source, RECIPE)
     batch = next(iter(source.load_batches(range(1))))
     loss, metrics = task(batch, CLOCK)
-    images, prefixes = task.normalise(batch["images"]), task.draw_prefixes(batch.keys["images"])
+    images, prefixes = task.normalize(batch["images"]), task.draw_prefixes(batch.keys["images"])
     predicted = task.head(task.encode(images, prefixes))
-    targets = normalise_patches(split_into_patches(images, (2, 2)))
+    targets = normalize_patches(split_into_patches(images, (2, 2)))
     rows = [
         (predicted[n, prefix - 1 : -1] - targets[n, prefix:]).square().mean()
         for n, prefix in enumerate(prefixes.tolist())

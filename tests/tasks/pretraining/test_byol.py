@@ -56,7 +56,7 @@ def test_views_have_the_constants_of_the_paper() -> None:
     first, second = views.values()
     for view, blur, solarize in ((first, 1.0, 0.0), (second, 0.1, 0.2)):
         augmentation: Any = view.augmentation
-        assert (augmentation.area, augmentation.jitter_rate, augmentation.grey_rate) == ((0.08, 1.0), 0.8, 0.2)
+        assert (augmentation.area, augmentation.jitter_rate, augmentation.gray_rate) == ((0.08, 1.0), 0.8, 0.2)
         assert augmentation.jitter_strengths == (0.4, 0.4, 0.2, 0.1)
         assert (augmentation.blur_rate, augmentation.solarize_rate) == (blur, solarize)
         assert augmentation.solarize_threshold == 128

@@ -20,7 +20,7 @@ from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.task import Task
 from vitrail.train.fit import fit
 
-NO_CENTRING: dict[str, Any] = {**SMALL_HEAD, **CROPS, "centre_momentum": 1.0, "teacher_momentum": Schedule(start=0.5)}
+NO_CENTRING: dict[str, Any] = {**SMALL_HEAD, **CROPS, "center_momentum": 1.0, "teacher_momentum": Schedule(start=0.5)}
 TASKS: dict[str, Callable[[Any], Task]] = {
     "byol": lambda model: Byol(model, ByolSettings(**STABLE_VIEWS, projector_width=16, projection_width=8)),
     "simclr": lambda model: SimClr(model, SimClrSettings(**STABLE_VIEWS, loss_temperature=0.1)),

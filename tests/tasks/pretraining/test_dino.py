@@ -1,4 +1,4 @@
-"""DINO: its loss, centre, head and schedules against the authors' formulas and lightly, and its momentum teacher."""
+"""DINO: its loss, center, head and schedules against the authors' formulas and lightly, and its momentum teacher."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -23,7 +23,7 @@ from vitrail.distributed import Ranks
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import DinoSettings
 from vitrail.tasks.pretraining.dino import Dino
-from vitrail.tasks.pretraining.parts.momentum_teacher import Centre, MomentumTeacher
+from vitrail.tasks.pretraining.parts.momentum_teacher import Center, MomentumTeacher
 from vitrail.tasks.pretraining.parts.projection_heads import PrototypeHead
 from vitrail.tasks.pretraining.parts.self_distillation import cross_entropy_between_crops
 from vitrail.train.fit import fit
@@ -44,12 +44,12 @@ def outputs() -> tuple[Tensor, Tensor]:
     return torch.randn(5, 4, 7), torch.randn(2, 4, 7)  # of the student for V crops, of the teacher for 2
 
 
-def test_loss_and_centre_are_those_of_lightly_and_of_a_loop_over_pairs(outputs: tuple[Tensor, Tensor]) -> None:
+def test_loss_and_center_are_those_of_lightly_and_of_a_loop_over_pairs(outputs: tuple[Tensor, Tensor]) -> None:
     student, teacher = outputs
-    theirs, centre = DINOLoss(7, warmup_teacher_temp_epochs=0), Centre(7, 0.9)
-    for _ in range(3):  # the centre of one step is used in the next
+    theirs, center = DINOLoss(7, warmup_teacher_temp_epochs=0), Center(7, 0.9)
+    for _ in range(3):  # the center of one step is used in the next
         expected = theirs(list(teacher), list(student), teacher_temp=0.04)
-        targets = ((teacher - centre.value) / 0.04).softmax(-1)
+        targets = ((teacher - center.value) / 0.04).softmax(-1)
         loss = cross_entropy_between_crops(student, targets, 0.1)
         torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
         pairs = [
@@ -61,10 +61,10 @@ def test_loss_and_centre_are_those_of_lightly_and_of_a_loop_over_pairs(outputs: 
         assert len(pairs) == 8
         torch.testing.assert_close(loss, torch.stack(pairs).mean(), atol=1e-6, rtol=1e-6)
         for micro_batch in teacher.split(2, dim=1):
-            centre.observe(micro_batch)
-        centre.average(Ranks())
-        centre.update()
-        torch.testing.assert_close(centre.value, theirs.center.flatten(), atol=1e-7, rtol=1e-6)
+            center.observe(micro_batch)
+        center.average(Ranks())
+        center.update()
+        torch.testing.assert_close(center.value, theirs.center.flatten(), atol=1e-7, rtol=1e-6)
         teacher = teacher + 1
 
 

@@ -43,7 +43,7 @@ def make_source(task: Any, **preprocessing: Any) -> ImageSource:
 
 def prepare(task: Any) -> ImageSource:
     source = make_source(task)
-    task.initialise(source, RECIPE)
+    task.initialize(source, RECIPE)
     task.setup(source, RECIPE)
     return source
 
@@ -55,28 +55,28 @@ def test_the_loss_is_the_cross_entropy_of_all_pixels() -> None:
     assert loss.item() == pytest.approx(np.log(9))  # the output is zero
     torch.nn.init.normal_(task.backbone.output.weight)
     loss, metrics = task(batch, CLOCK)
-    colours = task.backbone.quantise(task.normalise(batch["images"]))
-    logits = task.backbone.colour_logits(colours)
-    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), colours.flatten()))
+    colors = task.backbone.quantize(task.normalize(batch["images"]))
+    logits = task.backbone.color_logits(colors)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), colors.flatten()))
     torch.testing.assert_close(metrics["relative_loss"], loss.detach() / task.colour_entropy)
-    assert metrics["accuracy"] == (logits.argmax(-1) == colours).float().mean()
+    assert metrics["accuracy"] == (logits.argmax(-1) == colors).float().mean()
     assert 0 < task.colour_entropy < np.log(9) + 1e-6
 
 
 def test_bert_predicts_hidden_pixels_from_the_others() -> None:
     task = make_task("bert")
     batch = next(iter(prepare(task).load_batches(range(1))))
-    colours = torch.zeros(len(batch["images"]), 64, dtype=torch.int64)
-    hidden: Tensor = task.draw_masks(batch.keys["images"], colours)
+    colors = torch.zeros(len(batch["images"]), 64, dtype=torch.int64)
+    hidden: Tensor = task.draw_masks(batch.keys["images"], colors)
     assert (hidden.sum(1) == round(0.15 * 64)).all()
     assert not torch.equal(hidden[0], hidden[1])
-    embedded = task.backbone.embed_colours(colours, hidden)
+    embedded = task.backbone.embed_colors(colors, hidden)
     assert (embedded[hidden] == 0).all()
     assert (embedded[~hidden] != 0).any(-1).all()
     torch.nn.init.normal_(task.backbone.output.weight)
-    colours = task.backbone.quantise(task.normalise(batch["images"]))
-    logits = task.backbone.colour_logits(colours, hidden)
-    torch.testing.assert_close(task(batch, CLOCK)[0], F.cross_entropy(logits[hidden], colours[hidden]))
+    colors = task.backbone.quantize(task.normalize(batch["images"]))
+    logits = task.backbone.color_logits(colors, hidden)
+    torch.testing.assert_close(task(batch, CLOCK)[0], F.cross_entropy(logits[hidden], colors[hidden]))
 
 
 def test_a_run_makes_the_palette_once_and_keeps_it(tmp_path: Path) -> None:
@@ -127,19 +127,19 @@ def test_what_does_not_fit_is_refused() -> None:
         ImageGpt(task.backbone, IgptSettings(objective="bert")).check(make_source(task), RECIPE, Ranks())
 
 
-def test_grey_images_get_a_palette_of_grey_levels() -> None:
-    grey = np.repeat(np.random.default_rng(0).integers(0, 256, (8, 8, 8, 1), np.uint8), 3, axis=3)
-    arrays = ArrayDataset(grey, np.zeros(8, np.int64), ("one",), "grey")
-    data = DatasetSplits(name="grey", train=arrays, val=arrays, classes=("one",))
+def test_gray_images_get_a_palette_of_gray_levels() -> None:
+    gray = np.repeat(np.random.default_rng(0).integers(0, 256, (8, 8, 8, 1), np.uint8), 3, axis=3)
+    arrays = ArrayDataset(gray, np.zeros(8, np.int64), ("one",), "gray")
+    data = DatasetSplits(name="gray", train=arrays, val=arrays, classes=("one",))
     palette = fit(make_task(), data, ONE_EPOCH, device="cpu").model.palette
     assert torch.equal(palette, palette[:, :1].expand_as(palette))
     assert len(palette.unique()) == len(palette)
 
 
-def test_the_bundled_grey_images_are_trained_on_as_they_are() -> None:
+def test_the_bundled_gray_images_are_trained_on_as_they_are() -> None:
     recipe = replace(vitrail.open_recipe("igpt-cpu"), fields={"image_size": 4, "width": 8, "depth": 1, "heads": 1})
     built = find_task("igpt").build(Request(data="fashion", recipe=recipe), BuildContext())
-    built.task.initialise(built.source, recipe)
+    built.task.initialize(built.source, recipe)
     assert built.task.backbone.palette.shape == (64, 1)
 
 

@@ -119,7 +119,7 @@ def test_loss_predictions_and_masks_are_those_of_transformers(theirs: Any, tmp_p
     theirs.config.norm_pix_loss = normalized
     batch = make_batch()
     noise = torch.from_numpy(draw_noise(batch.keys["images"], 16))
-    images = task.normalise(batch["images"])
+    images = task.normalize(batch["images"])
     with torch.no_grad():
         its = theirs(images, noise=noise)
         kept, hidden = task.draw_masks(batch.keys["images"], images.device)
@@ -142,7 +142,7 @@ def test_zero_prediction_costs_the_baseline() -> None:
     assert metrics["relative_loss"].item() == pytest.approx(1, abs=1e-6)
     raw = make_task(replace(SETTINGS, normalize_pixels=False))
     _, metrics = raw(make_batch(), CLOCK)
-    images = raw.normalise(make_batch()["images"])
+    images = raw.normalize(make_batch()["images"])
     _, hidden = raw.draw_masks(make_batch().keys["images"], images.device)
     assert metrics["baseline_loss"].item() == pytest.approx(
         raw.make_targets(images, hidden).flatten(0, 1).var(0, correction=0).mean().item(), rel=1e-5
@@ -322,7 +322,7 @@ def test_perfect_prediction_reconstructs_the_image() -> None:
 
     class Oracle(nn.Module):
         def forward(self, _tokens: Tensor, _kept: Tensor, hidden: Tensor) -> Tensor:
-            return task.make_targets(task.normalise(images), hidden)
+            return task.make_targets(task.normalize(images), hidden)
 
     task.decoder = Oracle()  # pyright: ignore[reportAttributeAccessIssue]
     found = task.reconstruct(images)

@@ -1,4 +1,4 @@
-"""Masked patch prediction: shares of the corruption, classes of colours, the three targets, and what is refused."""
+"""Masked patch prediction: shares of the corruption, classes of colors, the three targets, and what is refused."""
 
 import math
 from typing import Any
@@ -36,9 +36,9 @@ def set_up(task: Mpp) -> Any:
     return source
 
 
-def classify_colour(*colour: int, patch: int = 4) -> list[int]:
-    """The classes of an image of one colour, of one patch."""
-    image = torch.tensor(colour, dtype=torch.uint8)[None, :, None, None].expand(-1, -1, patch, patch) / 255
+def classify_color(*color: int, patch: int = 4) -> list[int]:
+    """The classes of an image of one color, of one patch."""
+    image = torch.tensor(color, dtype=torch.uint8)[None, :, None, None].expand(-1, -1, patch, patch) / 255
     return classify_colors(split_into_patches(image, (patch, patch)), (patch, patch), 1).flatten().tolist()
 
 
@@ -78,16 +78,16 @@ def test_masked_and_swapped_embeddings() -> None:
     assert (found.sources != torch.arange(4)).any()
 
 
-def test_classes_of_constant_colours() -> None:
+def test_classes_of_constant_colors() -> None:
     """r + 8·g + 64·b; the bins of 8 begin at 0, 32, 64, …, 224 of 255."""
-    assert classify_colour(0, 0, 0) == [0]
-    assert classify_colour(255, 255, 255) == [511]
-    assert classify_colour(255, 0, 0) == [7]
-    assert classify_colour(0, 255, 0) == [56]
-    assert classify_colour(31, 32, 0) == [8]
-    assert classify_colour(95, 96, 224) == [2 + 8 * 3 + 64 * 7]
-    assert classify_colour(95) == [2]
-    assert classify_colour(100, patch=14) == [3]
+    assert classify_color(0, 0, 0) == [0]
+    assert classify_color(255, 255, 255) == [511]
+    assert classify_color(255, 0, 0) == [7]
+    assert classify_color(0, 255, 0) == [56]
+    assert classify_color(31, 32, 0) == [8]
+    assert classify_color(95, 96, 224) == [2 + 8 * 3 + 64 * 7]
+    assert classify_color(95) == [2]
+    assert classify_color(100, patch=14) == [3]
 
 
 def test_a_mean_on_an_edge_is_in_the_upper_bin() -> None:
@@ -108,8 +108,8 @@ def test_small_patches_are_classified_row_by_row() -> None:
 @pytest.mark.parametrize(
     ("target", "fields", "outputs"),
     [
-        ("mean_colour", {}, 512),
-        ("mean_colour", {"channels": 1}, 8),
+        ("mean_color", {}, 512),
+        ("mean_color", {"channels": 1}, 8),
         ("small_patch", {"positions": "relative"}, 16 * 512),
         ("pixels", {"patch_size": (4, 2), "positions": "rotary", "width": 16}, 24),
     ],
@@ -135,7 +135,7 @@ def test_a_zero_head_starts_at_the_loss_of_equal_probabilities(target: Any, fiel
     assert metrics["accuracy"].item() == pytest.approx(zeros.item()), "equal logits predict class 0"
 
 
-@pytest.mark.parametrize("target", ["mean_colour", "pixels"])
+@pytest.mark.parametrize("target", ["mean_color", "pixels"])
 def test_only_corrupted_patches_have_a_loss(target: Any) -> None:
     """The unchanged ones of them too."""
     task = make_task(MppSettings(target=target, mask_share=0, swap_share=0))
@@ -148,7 +148,7 @@ def test_only_corrupted_patches_have_a_loss(target: Any) -> None:
     assert torch.equal(gradients.abs().sum(-1) > 0, chosen)
 
 
-def test_commonest_colour_is_that_of_the_training_images() -> None:
+def test_commonest_color_is_that_of_the_training_images() -> None:
     task = make_task()
     source = set_up(task)
     pixels = torch.cat([task.scale_pixels(each) for each in source.load_evenly_spaced_images(99)])
@@ -159,7 +159,7 @@ def test_commonest_colour_is_that_of_the_training_images() -> None:
     assert metrics["commonest"].item() == pytest.approx(counts.max().item() / counts.sum().item(), abs=0.1)
 
 
-def test_relative_loss_of_pixels_is_1_for_the_mean_colour() -> None:
+def test_relative_loss_of_pixels_is_1_for_the_mean_color() -> None:
     task = make_task(MppSettings(target="pixels"))
     source = set_up(task)
     (images,) = source.load_evenly_spaced_images(24)
@@ -169,7 +169,7 @@ def test_relative_loss_of_pixels_is_1_for_the_mean_colour() -> None:
     assert metrics["relative_loss"].item() == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("target", ["mean_colour", "small_patch", "pixels"])
+@pytest.mark.parametrize("target", ["mean_color", "small_patch", "pixels"])
 def test_figure_shows_the_prediction_in_corrupted_patches_only(target: Any) -> None:
     task = make_task(MppSettings(target=target))
     source = set_up(task)
@@ -183,7 +183,7 @@ def test_figure_shows_the_prediction_in_corrupted_patches_only(target: Any) -> N
         assert (arrays[version] == arrays["input"])[~mask].all()
     assert not (arrays["prediction"] == arrays["input"])[mask].all()
     errors = np.abs(arrays["target"].astype(int) - arrays["input"])[mask]
-    assert errors.max() <= {"mean_colour": 100, "small_patch": 17, "pixels": 0}[target], "half of a bin of 32"
+    assert errors.max() <= {"mean_color": 100, "small_patch": 17, "pixels": 0}[target], "half of a bin of 32"
     if target == "small_patch":
         assert figure.to_png().startswith(b"\x89PNG")
 
@@ -193,7 +193,7 @@ def test_figure_shows_the_prediction_in_corrupted_patches_only(target: Any) -> N
     [
         ({"corrupt_ratio": 0.1}, {}, r"`corrupt_ratio` is 0.1, which corrupts none of 4 patches; .* 0.25"),
         ({"target": "small_patch"}, {"patch_size": 2}, "`target` is small_patch for patches of 2×2 pixels"),
-        ({}, {"channels": 5}, r"`target` is mean_colour for images of 5 channels, 8\^5 colors"),
+        ({}, {"channels": 5}, r"`target` is mean_color for images of 5 channels, 8\^5 colors"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: Any, fields: Any, message: str) -> None:

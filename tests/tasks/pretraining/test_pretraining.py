@@ -23,7 +23,7 @@ CLOCK = Clock(step=1, steps=2, steps_per_epoch=1)
 
 
 def write_images(folder: Path, readable: int, unreadable: int = 0) -> None:
-    """Random images of one colour per folder; the unreadable ones are in between."""
+    """Random images of one color per folder; the unreadable ones are in between."""
     random = np.random.default_rng(len(str(folder.name)))
     folder.mkdir(parents=True)
     for number in range(readable):

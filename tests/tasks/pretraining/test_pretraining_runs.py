@@ -69,7 +69,7 @@ def train_on_rank(rank: int, folder: str) -> None:
 
 
 def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
-    """Weights, teachers, centres and every metric in the log."""
+    """Weights, teachers, centers and every metric in the log."""
     start = multiprocessing.get_context("fork").Process
     processes = [start(target=train_on_rank, args=(rank, str(tmp_path / "two"))) for rank in (0, 1)]
     (tmp_path / "two").mkdir()

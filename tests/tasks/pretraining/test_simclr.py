@@ -62,7 +62,7 @@ def test_views_have_the_constants_of_the_paper() -> None:
     assert view.count == 2
     assert (augmentation.area, augmentation.aspect, augmentation.flip) == ((0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     assert (augmentation.jitter_rate, augmentation.jitter_strengths) == (0.8, (0.8, 0.8, 0.8, 0.2))
-    assert (augmentation.grey_rate, augmentation.blur_rate, augmentation.solarize_rate) == (0.2, 0.5, 0)
+    assert (augmentation.gray_rate, augmentation.blur_rate, augmentation.solarize_rate) == (0.2, 0.5, 0)
     assert (augmentation.blur_sigma, augmentation.blur_kernel) == ((0.1, 2.0), 0.1)
     task = SimClr(make_backbone(), SimClrSettings(jitter=0.5, blur=0))
     assert task.views["views"].augmentation.jitter_strengths == (0.4, 0.4, 0.4, 0.1)

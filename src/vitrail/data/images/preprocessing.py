@@ -1,4 +1,4 @@
-"""From an image to model input: antialiased resize, centre crop and normalization, numerically identical to timm."""
+"""From an image to model input: antialiased resize, center crop and normalization, numerically identical to timm."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,10 +18,10 @@ PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamp
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How an image becomes model input: resize, centre crop, normalize.
+    """How an image becomes model input: resize, center crop, normalize.
 
     The short side is resized to floor(image_size / crop) pixels (224 / 0.9 → 248) with an antialiased filter, and the
-    long side in proportion, rounded down. The centre of `image_size` is cropped, and each channel becomes
+    long side in proportion, rounded down. The center of `image_size` is cropped, and each channel becomes
     (pixel / 255 - mean) / std. This equals timm's evaluation transform. For an image size that is not square, see
     `compute_resize_size`. `vitrail.open_model(…).transform` applies it to a photo.
 
@@ -30,7 +30,7 @@ class Preprocessing:
     """
 
     image_size: Size = 224  # rows, columns
-    crop: float = 0.9  # share of the resized image kept by the centre crop; above 1 a black border is added
+    crop: float = 0.9  # share of the resized image kept by the center crop; above 1 a black border is added
     fit: Literal["short_side", "squash"] = "short_side"  # keep the aspect ratio, or not
     middle: Literal["rounded", "floored"] = "rounded"  # odd margin: timm and torchvision round, transformers floors
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
@@ -69,7 +69,7 @@ def normalize_pixels(
 
 
 def resize_and_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The image at the model's size, grey if there is one mean; not yet normalized."""
+    """The image at the model's size, gray if there is one mean; not yet normalized."""
     mode = get_pillow_mode(preprocessing)
     image = image if image.mode == mode else image.convert(mode)
     rows, columns = compute_checked_resize_size((image.height, image.width), preprocessing)
@@ -88,9 +88,9 @@ def compute_visible_box(image_size: tuple[int, int], preprocessing: Preprocessin
 
 
 def get_pillow_mode(preprocessing: Preprocessing) -> str:
-    """Pillow's mode of the model input: grey or RGB."""
+    """Pillow's mode of the model input: gray or RGB."""
     if len(preprocessing.mean) not in (1, 3):
-        raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for grey images")
+        raise ConfigError(f"{len(preprocessing.mean)} means; expected 3, or 1 for gray images")
     return "L" if len(preprocessing.mean) == 1 else "RGB"
 
 
@@ -120,7 +120,7 @@ def compute_checked_resize_size(image_size: tuple[int, int], preprocessing: Prep
 
 
 def center_crop(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Crop the centre of the resized image; a smaller image gets a black border."""
+    """Crop the center of the resized image; a smaller image gets a black border."""
     size, floored = pair(preprocessing.image_size), preprocessing.middle == "floored"
     top, left = (
         compute_crop_offset(have, want, floored) for have, want in zip((image.height, image.width), size, strict=True)

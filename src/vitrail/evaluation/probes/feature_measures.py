@@ -20,13 +20,13 @@ STD_OFFSET = 1e-5
 KNN_TEMPERATURE = 0.07  # τ
 KNN_QUERIES_AT_ONCE = 512
 REGULARISATION = 2.0**10  # λ
-BIAS_COLUMN = 100.0  # large, so that the bias is hardly regularised
+BIAS_COLUMN = 100.0  # large, so that the bias is hardly regularized
 LEAST_SQUARES_QUERIES_AT_ONCE = 4096
 MIN_IMAGES_FOR_STD = 10
-WEIGHT_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # λ of mean cross-entropy + λ/2·‖W‖², for standardised features
+WEIGHT_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # λ of mean cross-entropy + λ/2·‖W‖², for standardized features
 HELD_OUT_SHARE = 0.2
 MAX_ITERATIONS = 50  # of L-BFGS, per weight decay; each starts from the solution of the stronger one
-MAX_BYTES_IN_MEMORY = 2**30  # of standardised features; more are read from disk in every iteration
+MAX_BYTES_IN_MEMORY = 2**30  # of standardized features; more are read from disk in every iteration
 MAX_RANK_FEATURES = 2048  # rows of the singular value decomposition
 
 
@@ -83,7 +83,7 @@ def compute_mean_and_std(rows: FeatureRows) -> tuple[Tensor, Tensor]:
     return mean, (torch.as_tensor(squares) / len(rows)).sqrt().float() + STD_OFFSET
 
 
-def classify_by_neighbours(
+def classify_by_neighbors(
     bank: FeatureRows,
     labels: Tensor,
     queries: Tensor,
@@ -92,7 +92,7 @@ def classify_by_neighbours(
     temperature: float = KNN_TEMPERATURE,
     rows_at_once: int | None = None,
 ) -> dict[int, Tensor]:
-    """The class of each query (Q, D) for each number k of neighbours in the bank (N, D): {k: (Q,)}.
+    """The class of each query (Q, D) for each number k of neighbors in the bank (N, D): {k: (Q,)}.
 
     Each of the k most similar features votes for its label with exp(cosine similarity / τ) (Wu 2018; Caron 2021). A k
     above N is N. Only the best k of each query are kept while the bank is read.
@@ -136,9 +136,9 @@ def measure_few_shot(
     shots: Sequence[int],
     seeds: Sequence[int],
 ) -> dict[int, tuple[float, ...]]:
-    """Accuracy of regularised least squares for each number of shots, by seed, as in big_vision's fewshot_lsr.
+    """Accuracy of regularized least squares for each number of shots, by seed, as in big_vision's fewshot_lsr.
 
-    Features are standardised by the shots of all classes, as in big_vision. Of two images, every feature would become
+    Features are standardized by the shots of all classes, as in big_vision. Of two images, every feature would become
     −1 or 1, however little it says: if there are only a few, all images of the bank are used, without their labels.
     """
     found: dict[int, list[float]] = {count: [] for count in shots}
@@ -166,7 +166,7 @@ def classify_by_least_squares(
     classes: int,
     mean_and_std: tuple[Tensor, Tensor] | None = None,
 ) -> NDArray[np.int64]:
-    """The class of each query, from features (N, D) with labels (N,); by default they standardise both."""
+    """The class of each query, from features (N, D) with labels (N,); by default they standardize both."""
     features = features.double()
     mean, std = mean_and_std or (features.mean(0), features.std(0, correction=0) + STD_OFFSET)
     targets = 2 * F.one_hot(torch.from_numpy(labels), classes).double() - 1
@@ -182,7 +182,7 @@ def append_bias_column(features: Tensor) -> Tensor:
 
 
 def solve_ridge(x: Tensor, targets: Tensor, strength: float = REGULARISATION) -> Tensor:
-    """The w that minimises ‖x·w − targets‖² + λ‖w‖²: (N, D), (N, C) → (D, C); the smaller system is solved."""
+    """The w that minimizes ‖x·w − targets‖² + λ‖w‖²: (N, D), (N, C) → (D, C); the smaller system is solved."""
     count, width = x.shape
     small = x.T @ x if count >= width else x @ x.T
     small.diagonal().add_(strength)
@@ -196,7 +196,7 @@ def solve_ridge(x: Tensor, targets: Tensor, strength: float = REGULARISATION) ->
 class LinearProbe:
     """Multinomial logistic regression on frozen features, and how its weight decay was chosen."""
 
-    weight: Tensor  # (C, D), for standardised features
+    weight: Tensor  # (C, D), for standardized features
     bias: Tensor  # (C,)
     mean: Tensor  # (D,)
     std: Tensor  # (D,)
@@ -209,22 +209,22 @@ class LinearProbe:
         return torch.cat([each.argmax(-1) for each in scores]).numpy()
 
 
-class StandardisedRows:
+class StandardizedRows:
     """Features with mean 0 and std 1 per column, and their labels, in parts: from memory if they fit."""
 
     def __init__(self, rows: FeatureRows, labels: NDArray[np.int64]) -> None:
         self.rows, self.labels = rows, torch.from_numpy(labels)
         self.mean, self.std = compute_mean_and_std(rows)
         in_memory = 4 * len(rows) * rows.shape[1] <= MAX_BYTES_IN_MEMORY
-        self.stored = torch.cat([*self.standardise_parts()]) if in_memory else None
+        self.stored = torch.cat([*self.standardize_parts()]) if in_memory else None
 
-    def standardise_parts(self) -> Iterator[Tensor]:
+    def standardize_parts(self) -> Iterator[Tensor]:
         return ((part - self.mean) / self.std for part in iterate_rows(self.rows))
 
     def iterate(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Rows and labels of the images that are `chosen`, (N,) of bool."""
         many = count_rows_at_once(self.rows.shape[1])
-        parts = self.standardise_parts() if self.stored is None else self.stored.split(many)
+        parts = self.standardize_parts() if self.stored is None else self.stored.split(many)
         for part, labels, some in zip(parts, self.labels.split(many), chosen.split(many), strict=True):
             yield (part, labels) if bool(some.all()) else (part[some], labels[some])
 
@@ -238,19 +238,19 @@ def fit_linear_probe(
     seed: int = 0,
 ) -> LinearProbe:
     """Choose the weight decay on a fifth of the training images, then fit all, by L-BFGS."""
-    data = StandardisedRows(rows, labels)
+    data = StandardizedRows(rows, labels)
     held_out = hold_out(labels, classes, seed)
     start = torch.zeros(classes, rows.shape[1] + 1)
     fits = list[tuple[float, float, Tensor]]()  # accuracy, weight decay, solution
     for decay in sorted(weight_decays, reverse=True):  # from the strongest on: each is near the one before
-        start = minimise_cross_entropy(data, ~held_out, decay, start)
+        start = minimize_cross_entropy(data, ~held_out, decay, start)
         fits.append((measure_accuracy(data, held_out, start), decay, start))
         if fits[-1][0] < max(
             accuracy for accuracy, _, _ in fits
         ):  # weaker ones fit the training images more closely still, and take longer
             break
     accuracy, decay, near = max(fits, key=lambda each: each[0])  # of equal ones the strongest
-    solution = minimise_cross_entropy(data, torch.ones_like(held_out), decay, near)
+    solution = minimize_cross_entropy(data, torch.ones_like(held_out), decay, near)
     return LinearProbe(solution[:, :-1], solution[:, -1], data.mean, data.std, decay, accuracy)
 
 
@@ -263,7 +263,7 @@ def hold_out(labels: NDArray[np.int64], classes: int, seed: int) -> Tensor:
     return mask
 
 
-def minimise_cross_entropy(data: StandardisedRows, chosen: Tensor, decay: float, start: Tensor) -> Tensor:
+def minimize_cross_entropy(data: StandardizedRows, chosen: Tensor, decay: float, start: Tensor) -> Tensor:
     """Weights and bias (C, D + 1) of the smallest mean cross-entropy + λ/2·‖W‖² over the chosen images."""
     solution, count = start.clone().requires_grad_(), int(chosen.sum())
     optimizer = torch.optim.LBFGS(
@@ -286,7 +286,7 @@ def minimise_cross_entropy(data: StandardisedRows, chosen: Tensor, decay: float,
     return solution.detach()
 
 
-def measure_accuracy(data: StandardisedRows, chosen: Tensor, solution: Tensor) -> float:
+def measure_accuracy(data: StandardizedRows, chosen: Tensor, solution: Tensor) -> float:
     right = sum(
         int((F.linear(part, solution[:, :-1], solution[:, -1]).argmax(-1) == labels).sum())
         for part, labels in data.iterate(chosen)

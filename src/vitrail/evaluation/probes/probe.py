@@ -25,7 +25,7 @@ from vitrail.distributed import Ranks, resolve_device
 from vitrail.evaluation.evaluation_data import find_default_data, get_validation_images, is_same_data_path
 from vitrail.evaluation.probes.feature_measures import (
     MAX_RANK_FEATURES,
-    classify_by_neighbours,
+    classify_by_neighbors,
     effective_rank,
     feature_spread,
     fit_linear_probe,
@@ -54,7 +54,7 @@ from vitrail.opening import Opened, open_model
 MAE = "mae"  # the task of a run and the layout of a checkpoint
 GivenModel = str | Path | nn.Module | Opened
 EXAMPLES_OF_SEVERAL = 1000  # training images of each data set, if there are several (VTAB-1k)
-DEFAULT_NEIGHBOURS = (10, 20, 100, 200)
+DEFAULT_NEIGHBORS = (10, 20, 100, 200)
 DEFAULT_SHOTS = (1, 5, 10, 25)
 SUBSET_SEED = 0
 DEFAULT_VAL_SHARE = 0.2
@@ -100,7 +100,7 @@ def probe(
     loaded = [open_model(each, kind="image") for each in given_models]
     sources, baselines, notes = make_sources(loaded, layer, pixels=pixels, untrained=untrained)
     given_data = [] if data is None else [*data] if isinstance(data, list | tuple) else [data]
-    opened = open_probe_data(given_data, loaded, neighbours=knn, shots=shots, examples=examples, val_share=val_share)
+    opened = open_probe_data(given_data, loaded, neighbors=knn, shots=shots, examples=examples, val_share=val_share)
     notes += [note for each in opened for note in each.notes]
     with ExitStack() as stack:
         store = FeatureStore(
@@ -150,7 +150,7 @@ def probe(
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeData:
-    """Labelled images, and the settings of the probes that fit them."""
+    """Labeled images, and the settings of the probes that fit them."""
 
     name: str
     classes: tuple[str, ...]
@@ -158,7 +158,7 @@ class ProbeData:
     bank_labels: NDArray[np.int64]
     queries: ImageDataset
     query_labels: NDArray[np.int64]
-    neighbours: tuple[int, ...]
+    neighbors: tuple[int, ...]
     shots: tuple[int, ...]
     notes: tuple[str, ...]
 
@@ -167,7 +167,7 @@ def open_probe_data(
     given: Sequence[GivenData],
     models: Sequence[Opened],
     *,
-    neighbours: Sequence[int] | None,
+    neighbors: Sequence[int] | None,
     shots: Sequence[int] | None,
     examples: int | None,
     val_share: float,
@@ -181,7 +181,7 @@ def open_probe_data(
     if examples is None and len(given) > 1:
         examples = EXAMPLES_OF_SEVERAL
     opened = [open_splits(each, models, val_share) for each in given]
-    return [prepare_data(each, neighbours, shots, examples) for each in opened]
+    return [prepare_data(each, neighbors, shots, examples) for each in opened]
 
 
 def open_splits(given: GivenData, models: Sequence[Opened], val_share: float) -> DatasetSplits:
@@ -205,7 +205,7 @@ def open_splits(given: GivenData, models: Sequence[Opened], val_share: float) ->
 
 
 def prepare_data(
-    splits: DatasetSplits, neighbours: Sequence[int] | None, shots: Sequence[int] | None, examples: int | None
+    splits: DatasetSplits, neighbors: Sequence[int] | None, shots: Sequence[int] | None, examples: int | None
 ) -> ProbeData:
     if len(splits.classes) < 2:
         found = f"one class, {splits.classes[0]}" if splits.classes else "no classes"
@@ -218,7 +218,7 @@ def prepare_data(
         chosen = np.sort(np.random.default_rng(SUBSET_SEED).permutation(len(bank))[:examples])
         notes.append(f"{splits.name}: {examples:,} of {len(bank):,} training images, by seed {SUBSET_SEED}")
         bank, labels = take_images_by_index(bank, chosen), labels[chosen]
-    counts, new_notes = choose_neighbours(splits.name, len(bank), neighbours)
+    counts, new_notes = choose_neighbors(splits.name, len(bank), neighbors)
     fitting_shots, shot_notes = choose_shots(splits, labels, shots)
     return ProbeData(
         name=splits.name,
@@ -227,7 +227,7 @@ def prepare_data(
         bank_labels=labels,
         queries=queries,
         query_labels=get_labels(queries),
-        neighbours=counts,
+        neighbors=counts,
         shots=fitting_shots,
         notes=(*notes, *new_notes, *shot_notes),
     )
@@ -237,16 +237,16 @@ def get_labels(dataset: ImageDataset) -> NDArray[np.int64]:
     return np.fromiter((dataset.label(index) for index in range(len(dataset))), np.int64, len(dataset))
 
 
-def choose_neighbours(name: str, bank: int, given: Sequence[int] | None) -> tuple[tuple[int, ...], list[str]]:
-    """The given numbers of neighbours, which must fit, or those of the usual ones that do."""
+def choose_neighbors(name: str, bank: int, given: Sequence[int] | None) -> tuple[tuple[int, ...], list[str]]:
+    """The given numbers of neighbors, which must fit, or those of the usual ones that do."""
     if given is not None:
         if given and max(given) > bank:
             raise ConfigError(
                 f"`knn` {max(given)} for {name}, which has {format_count(bank, 'training image')}; use {bank} or less"
             )
         return tuple(given), []
-    fitting = tuple(count for count in DEFAULT_NEIGHBOURS if count <= bank) or (bank,)
-    if len(fitting) == len(DEFAULT_NEIGHBOURS):
+    fitting = tuple(count for count in DEFAULT_NEIGHBORS if count <= bank) or (bank,)
+    if len(fitting) == len(DEFAULT_NEIGHBORS):
         return fitting, []
     used = ", ".join(map(str, fitting))
     return fitting, [f"{name}: {format_count(bank, 'training image')}, so k-NN uses k {used} only"]
@@ -348,8 +348,8 @@ def measure_row(
     labels, truth = bank.select_readable(data.bank_labels), queries.select_readable(data.query_labels)
     query_features = read_rows(queries.rows, 0, len(truth))
     votes = (
-        classify_by_neighbours(bank.rows, torch.from_numpy(labels), query_features, counts=data.neighbours)
-        if data.neighbours
+        classify_by_neighbors(bank.rows, torch.from_numpy(labels), query_features, counts=data.neighbors)
+        if data.neighbors
         else {}
     )
     shots = measure_few_shot(

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label, style_axes
 from vitrail.base.files import write_text
-from vitrail.base.style import GREY, LABEL_POINTS, NOTE_POINTS, PALE, PALETTE
+from vitrail.base.style import GRAY, LABEL_POINTS, NOTE_POINTS, PALE, PALETTE
 from vitrail.base.table import Cell, Column, Mean, Shown, Table
 from vitrail.base.text import format_count, make_printable
 
@@ -247,7 +247,7 @@ def shorten(row: ProbeRow) -> str:
 
 
 def draw_probe_table(table: ProbeTable) -> CaptionedFigure:
-    """Bars of all probes: models in colors, baselines in grey."""
+    """Bars of all probes: models in colors, baselines in gray."""
     names = [*table.rows[0].accuracies]
     values = np.array([[100 * row.accuracies[name] for name in names] for row in table.rows])
     best = ", ".join(f"{row.name} {max(row.accuracies.values(), default=0):.1%}" for row in table.rows)
@@ -270,13 +270,13 @@ def draw_bars(table: ProbeTable, names: list[str], values: Any) -> "Figure":
             models += 1
         else:
             hatch = BASELINE_HATCHES[baselines % len(BASELINE_HATCHES)]
-            style = {"facecolor": PALE, "edgecolor": GREY, "hatch": hatch, "linewidth": 0.6}
+            style = {"facecolor": PALE, "edgecolor": GRAY, "hatch": hatch, "linewidth": 0.6}
             baselines += 1
         errors = [100 * row.deviations.get(name, 0.0) for name in names]
         bars = axes.bar(np.arange(len(names)) + (place + 0.5) * width - 0.4, values[place], width, **style)
         bars.set_label(f"row {place}")
-        centres = [bar.get_x() + width / 2 for bar in bars]
-        axes.errorbar(centres, values[place], errors, fmt="none", ecolor="black", elinewidth=0.8)
+        centers = [bar.get_x() + width / 2 for bar in bars]
+        axes.errorbar(centers, values[place], errors, fmt="none", ecolor="black", elinewidth=0.8)
     style_axes(axes, f"{sanitize_label(table.data, MAX_NAME_LENGTH)}: accuracy (%)")
     axes.set_xticks(range(len(names)), names, fontsize=LABEL_POINTS)
     axes.set(ylim=(0, 1.2 * float(values.max(initial=1))), yticks=range(0, 101, 20))  # room for the legend

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
-from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, RED
+from vitrail.base.style import BLUE, FIGURE_WIDTH, GRAY, LABEL_POINTS, RED
 from vitrail.base.text import format_count
 from vitrail.models.parts.attention import ReducedGrid
 from vitrail.models.parts.windows import Windows
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def patch_distances(grid: tuple[int, int], patch: tuple[float, float]) -> NDArray[Any]:
-    """Distances between the centres of all patches, in pixels: (n, n)."""
-    centres = np.indices(grid).reshape(2, -1).T * np.asarray(patch, dtype=np.float64)  # (n, 2)
-    return np.linalg.norm(centres[:, None] - centres, axis=-1)
+    """Distances between the centers of all patches, in pixels: (n, n)."""
+    centers = np.indices(grid).reshape(2, -1).T * np.asarray(patch, dtype=np.float64)  # (n, 2)
+    return np.linalg.norm(centers[:, None] - centers, axis=-1)
 
 
 def attention_distance(maps: NDArray[Any], grid: tuple[int, int], patch: tuple[float, float]) -> NDArray[Any]:
@@ -54,16 +54,16 @@ def window_attention_distance(maps: NDArray[Any], windows: Windows, patch: tuple
 
 
 def reduced_attention_distance(maps: NDArray[Any], grids: ReducedGrid, image: tuple[int, int]) -> NDArray[Any]:
-    """The same for queries and keys on two grids, each at the centre of its part of the image: (B, H, n, k) → (B, H).
+    """The same for queries and keys on two grids, each at the center of its part of the image: (B, H, n, k) → (B, H).
 
     Prefix tokens are dropped as above.
     """
-    centres = [
+    centers = [
         (np.indices(grid).reshape(2, -1).T + 0.5) * (np.asarray(image) / np.asarray(grid))
         for grid in (grids.queries, grids.keys)
     ]
-    distances = np.linalg.norm(centres[0][:, None] - centres[1], axis=-1)  # (n, k)
-    patches = maps[:, :, -len(centres[0]) :, -len(centres[1]) :]
+    distances = np.linalg.norm(centers[0][:, None] - centers[1], axis=-1)  # (n, k)
+    patches = maps[:, :, -len(centers[0]) :, -len(centers[1]) :]
     weighted = np.einsum("bhqk,qk->bhq", patches, distances.astype(maps.dtype))
     return (weighted / patches.sum(-1)).mean(-1)
 
@@ -119,7 +119,7 @@ def draw_attention_distance(
         depth = np.repeat(np.arange(layers), heads)
         axes.scatter(depth, distances.ravel(), s=22, color=BLUE, alpha=0.65, linewidths=0, label="one head")
         axes.plot(np.arange(layers), means, color=RED, linewidth=1.8, marker="_", label="mean over heads")
-        axes.axhline(even, color=GREY, linewidth=1.2, linestyle="--", label="uniform attention")
+        axes.axhline(even, color=GRAY, linewidth=1.2, linestyle="--", label="uniform attention")
         style_axes(axes, f"how far each head attends, {sample}")
         axes.set(xlabel="layer", ylabel="distance (pixels)", xlim=(-0.5, layers - 0.5))
         axes.set_ylim(0, 1.08 * np.nanmax([*means, *distances.ravel(), even, 1e-6]))
@@ -132,7 +132,7 @@ def draw_attention_distance(
         f"Mean attention distance of each head (dots) by layer, averaged over {sample}."
         f" Uniform attention has a distance of {even:.1f} pixels (dashed line)."
         f" The mean over heads is {means[0]:.1f} pixels in layer 0 and {means[-1]:.1f} pixels in layer {layers - 1}."
-        " Only attention between patches is counted: prefix tokens are excluded and each row is renormalised."
+        " Only attention between patches is counted: prefix tokens are excluded and each row is renormalized."
     )
     if not np.isnan(correlation := correlate_ranks_with_depth(means)):
         caption += f" The rank correlation between this mean and depth is {correlation:.2f}."

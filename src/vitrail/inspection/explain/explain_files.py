@@ -20,7 +20,7 @@ from vitrail.inspection.explain.explain_options import ExplainOptions
 from vitrail.inspection.explain.explainer import Explainer
 from vitrail.inspection.explain.explanation import Explanation, figure_name
 from vitrail.inspection.explain.patch_removal import probabilities_without_patches
-from vitrail.inspection.representation.nearest_neighbours import ROWS_PER_FIGURE, find_neighbours, open_bank
+from vitrail.inspection.representation.nearest_neighbors import ROWS_PER_FIGURE, find_neighbors, open_bank
 from vitrail.inspection.representation.patch_pca import MAX_IMAGES, draw_patch_pca
 from vitrail.opening import Opened
 from vitrail.predict.image_list import STDIN, collect_images, open_arguments, unreadable_images_error
@@ -120,7 +120,7 @@ def explain_by_components(
     return ExplainResult([figure.to_json()], unreadable_images_error(len(failed), len(found), problems, out.path))
 
 
-def explain_by_neighbours(
+def explain_by_neighbors(
     loaded: Opened,
     arguments: Sequence[str],
     data: str | None,
@@ -133,17 +133,17 @@ def explain_by_neighbours(
     on_error: Callable[[DataError], object],
     progress: Callable[[int], AbstractContextManager[Callable[[int], object]]],
 ) -> ExplainResult:
-    """Write figures of the nearest neighbours of each image that arguments name, by default in the data of the run."""
+    """Write figures of the nearest neighbors of each image that arguments name, by default in the data of the run."""
     where = find_default_data(loaded) if data is None else data
     if where is None:
         raise ConfigError("no `data` to search; expected a folder of images, or a file from `vitrail embed`")
     found, problems = list_images_for_figure(arguments, stdin, on_error)
-    first = name_set_figure(found, "neighbours")
-    names = [first, *(f"neighbours-{n}" for n in range(2, -(-len(found) // ROWS_PER_FIGURE) + 1))]
+    first = name_set_figure(found, "neighbors")
+    names = [first, *(f"neighbors-{n}" for n in range(2, -(-len(found) // ROWS_PER_FIGURE) + 1))]
     out.prepare(names)
     bank = open_bank(where)
     with progress(len(bank)) as advance:
-        search = find_neighbours(loaded, found, bank, k=k, progress=advance)
+        search = find_neighbors(loaded, found, bank, k=k, progress=advance)
     for each in search.failed:
         on_error(each)
     for note in (*search.notes, *search.skipped):
@@ -155,7 +155,7 @@ def explain_by_neighbours(
         start += len(rows)
         for row in rows:
             row["written"] = list(map(str, written))
-        on_explained(FigureOfImages("neighbours", [row["image"] for row in rows], written))
+        on_explained(FigureOfImages("neighbors", [row["image"] for row in rows], written))
     out.finish()
     return ExplainResult(report, unreadable_images_error(len(search.failed), len(found), problems, out.path))
 

@@ -33,7 +33,7 @@ METHOD_NAMES: dict[ExplainMethod, str] = {
     "pool": "weights of the attention pool",
     "norms": "token norms",
 }
-METHODS_OF_SEVERAL_IMAGES = ("pca", "neighbours")  # methods of the explainer
+METHODS_OF_SEVERAL_IMAGES = ("pca", "neighbors")  # methods of the explainer
 HEAD_TOKEN = "head"  # the tokens that the classifier's head reads
 
 

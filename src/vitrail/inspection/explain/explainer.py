@@ -54,7 +54,7 @@ from vitrail.predict.predictor import Predictor
 
 if TYPE_CHECKING:
     from vitrail.base.figures import CaptionedFigure
-    from vitrail.inspection.representation.nearest_neighbours import NeighbourSearch
+    from vitrail.inspection.representation.nearest_neighbors import NeighborSearch
 
 
 class Explainer:
@@ -149,23 +149,25 @@ class Explainer:
         `foreground` leaves out the background, found by the first component.
 
         >>> figure = vitrail.Explainer("cct_cifar10").pca(["example:cat", "example:rocket"])
-        >>> figure.arrays["colours"].shape  # images, rows and columns of patches, RGB
+        >>> figure.arrays["colors"].shape  # images, rows and columns of patches, RGB
         (2, 8, 8, 3)
         """
         from vitrail.inspection.representation.patch_pca import draw_patch_pca
 
         return draw_patch_pca(self.loaded, images, names=names, foreground=foreground, batch=batch)
 
-    def neighbours(
+    def neighbors(
         self, images: Iterable[Any], data: Any, *, k: int = 5, progress: Callable[[int], object] | None = None
-    ) -> "NeighbourSearch":
-        """Find the k images of `data` that are most similar to each image; see `find_neighbours` for what they may be.
+    ) -> "NeighborSearch":
+        """Find the k images of `data` that are most similar to each image; see `find_neighbors` for what they may be.
 
-        >>> found = vitrail.Explainer("vit_fashion").neighbours(["example:cat"], "photos", k=3)  # doctest: +SKIP
+        >>> found = vitrail.Explainer("vit_fashion").neighbors(["example:cat"], "photos", k=3)  # doctest: +SKIP
         """
-        from vitrail.inspection.representation.nearest_neighbours import find_neighbours
+        from vitrail.inspection.representation.nearest_neighbors import find_neighbors
 
-        return find_neighbours(self.loaded, images, data, k=k, progress=progress)
+        return find_neighbors(self.loaded, images, data, k=k, progress=progress)
+
+    neighbours = neighbors  # the former name
 
     def resolve_options(self, options: ExplainOptions) -> ExplainOptions:
         """Check the options against the model and resolve layer, head and class to numbers."""

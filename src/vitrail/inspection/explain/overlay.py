@@ -1,4 +1,4 @@
-"""Draw maps over the photo that they explain: it is bright where the model attends, and grey and dark elsewhere.
+"""Draw maps over the photo that they explain: it is bright where the model attends, and gray and dark elsewhere.
 
 Bright and dark are ambiguous on white and black parts, so the strongest patches have an outline too.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.base.figures import measure_text, new_figure, sanitize_label
-from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, LABEL_POINTS, NOTE_POINTS, PALE
+from vitrail.base.style import BLUE, FIGURE_WIDTH, GRAY, LABEL_POINTS, NOTE_POINTS, PALE
 from vitrail.base.text import format_probability
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ MAX_WIDE_PANELS = 4  # panels per row if there is one column of maps
 MIN_PANEL_WIDTH = 1.0  # inches
 MAX_PHOTO_HEIGHT = 4.2  # inches, of a single map
 MAX_FIGURE_HEIGHT = 20  # inches, unless panels would become too small
-COLOUR_BAR_WIDTH, PREDICTIONS_WIDTH = 0.9, 2.3  # inches
+COLOR_BAR_WIDTH, PREDICTIONS_WIDTH = 0.9, 2.3  # inches
 BRIGHTEST_QUANTILE = 0.95  # end of the scale, so that single patches do not darken the rest
 OUTLINED_SHARE = 0.05  # of the patches, the strongest ones
 MIN_BLENDED_SIDE = 384  # pixels: a map over a smaller photo would be coarse
@@ -64,13 +64,13 @@ def draw_overlay(
     if columns == 1:  # wrap a single column of maps into rows
         columns = 2 if single else min(len(flat), MAX_WIDE_PANELS)
     rows, predictions = -(-len(flat) // columns), predictions if single else ()
-    reserved = COLOUR_BAR_WIDTH + PREDICTIONS_WIDTH * bool(predictions)
+    reserved = COLOR_BAR_WIDTH + PREDICTIONS_WIDTH * bool(predictions)
     aspect = min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
     limit = MAX_PHOTO_HEIGHT if single else max(1.3 * aspect, MAX_FIGURE_HEIGHT / rows - 0.25)
     width = min(max((FIGURE_WIDTH - reserved) / columns, MIN_PANEL_WIDTH), limit / aspect)
     height = max(rows * (width * aspect + 0.25) + 0.5, 2.5 * bool(predictions))
-    figure = new_figure(max(FIGURE_WIDTH, columns * width + COLOUR_BAR_WIDTH), height)
-    ratios = [width] * columns + [FIGURE_WIDTH - COLOUR_BAR_WIDTH - columns * width] * bool(predictions)
+    figure = new_figure(max(FIGURE_WIDTH, columns * width + COLOR_BAR_WIDTH), height)
+    ratios = [width] * columns + [FIGURE_WIDTH - COLOR_BAR_WIDTH - columns * width] * bool(predictions)
     grid: list[Any] = (
         np.asarray(figure.subplots(rows, len(ratios), squeeze=False, width_ratios=ratios)).ravel().tolist()
     )
@@ -103,11 +103,11 @@ def fit_font_size(line: str, inches: float, points: float = 11.0) -> float:
 
 
 def blend(photo: NDArray[Any], strength: NDArray[Any]) -> NDArray[Any]:
-    """Dim the photo (…, 3) to dark grey where the strength (…) is 0, add a warm glow where it is 1; both are 0 to 1."""
+    """Dim the photo (…, 3) to dark gray where the strength (…) is 0, add a warm glow where it is 1; both are 0 to 1."""
     share = strength[..., None]
-    grey = photo.mean(-1, keepdims=True) * 0.38 + SHADE
+    gray = photo.mean(-1, keepdims=True) * 0.38 + SHADE
     glow = share**2 * GLOW * (1.6 - photo.mean(-1, keepdims=True))  # stronger on dark parts, where it is all there is
-    return np.clip(share * photo + (1 - share) * grey + glow, 0, 1)
+    return np.clip(share * photo + (1 - share) * gray + glow, 0, 1)
 
 
 def plot_scale(
@@ -126,7 +126,7 @@ def plot_scale(
 
 
 def plot_photo(axes: Any, photo: NDArray[Any], size: Sequence[int]) -> None:
-    """Draw a photo on axes that count the pixels of `size`, rows and columns; their centres are at integers."""
+    """Draw a photo on axes that count the pixels of `size`, rows and columns; their centers are at integers."""
     rows, columns = size[0], size[1]
     axes.imshow(photo, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5))
     axes.set(xticks=[], yticks=[])
@@ -142,14 +142,14 @@ def plot_map_over_photo(
 def blend_map_with_photo(
     photo: NDArray[np.uint8], box: PixelBox, panel: NDArray[Any], limits: tuple[float, float]
 ) -> NDArray[Any]:
-    """The photo with the map (h, w), smoothly resized to the box; outside, where the model sees nothing, it is grey."""
+    """The photo with the map (h, w), smoothly resized to the box; outside, where the model sees nothing, it is gray."""
     factor = max(1, -(-MIN_BLENDED_SIDE // max(photo.shape[:2])))
     large = photo.repeat(factor, 0).repeat(factor, 1) / 255
     left, top, right, bottom = (round(factor * edge) for edge in box)
     size = (max(1, right - left), max(1, bottom - top))
     resized = np.asarray(Image.fromarray(panel.astype(np.float32)).resize(size, Image.Resampling.BICUBIC))
     strength = np.clip((resized - limits[0]) / (limits[1] - limits[0]), 0, 1)
-    result = 0.62 + 0.12 * large  # grey, so that it does not look attended
+    result = 0.62 + 0.12 * large  # gray, so that it does not look attended
     inside = result[max(0, top) : top + size[1], max(0, left) : left + size[0]]
     strength = strength[max(0, -top) :, max(0, -left) :][: inside.shape[0], : inside.shape[1]]
     pixels = large[max(0, top) : top + size[1], max(0, left) : left + size[0]]
@@ -161,7 +161,7 @@ def plot_predictions(axes: Any, predictions: Sequence[TopClass]) -> None:
     """Draw a bar per class with its name and probability above it."""
     for row, (name, probability, is_explained) in enumerate(predictions):
         axes.barh(row, 1, 0.24, color=PALE, alpha=0.5)
-        axes.barh(row, probability, 0.24, color=BLUE if is_explained else GREY)
+        axes.barh(row, probability, 0.24, color=BLUE if is_explained else GRAY)
         axes.text(0, row - 0.2, sanitize_label(name, 26), fontsize=NOTE_POINTS, va="bottom", parse_math=False)
         axes.text(1, row - 0.2, format_probability(probability), fontsize=NOTE_POINTS, va="bottom", ha="right")
     axes.set(xlim=(-0.06, 1), ylim=(max(len(predictions), 3) - 0.6, -0.75))
@@ -238,7 +238,7 @@ def draw_heads(
     columns = min(PANELS_PER_ROW, key=lambda each: (-len(names) % each, -each))
     columns = min(columns, len(names))
     rows = ceil(len(names) / columns)
-    reserved = 0.1 if mass is not None else COLOUR_BAR_WIDTH + 0.2
+    reserved = 0.1 if mass is not None else COLOR_BAR_WIDTH + 0.2
     aspect = min(max(photo.shape[0] / photo.shape[1], 0.3), 3.0)
     width = (FIGURE_WIDTH - reserved) / columns
     figure = new_figure(FIGURE_WIDTH, rows * (width * aspect + 0.27) + 0.5)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
-from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, RED
+from vitrail.base.style import BLUE, FIGURE_WIDTH, GRAY, RED
 from vitrail.base.text import format_count
 from vitrail.inspection.attention.capture import force_eager, list_blocks
 from vitrail.models.base.contract import ImageModel
@@ -42,7 +42,7 @@ def select_patches_to_remove(attended: NDArray[Any], share: float, most: bool) -
     return mask.reshape(attended.shape)
 
 
-def grey_out_patches(pixels: NDArray[Any], gone: NDArray[np.bool_]) -> NDArray[Any]:
+def gray_out_patches(pixels: NDArray[Any], gone: NDArray[np.bool_]) -> NDArray[Any]:
     """Set patches (h, w) of a normalized image (C, H, W) to 0, the mean color; they are about equally large."""
     (height, width), (rows, columns) = pixels.shape[-2:], gone.shape
     if pixels.ndim != 3 or height < rows or width < columns:
@@ -65,8 +65,8 @@ def predict_without_patches(model: ImageModel, pixels: Tensor, gone: NDArray[np.
             f"{gone.sum((1, 2)).tolist()} patches are to be removed; expected the same number for each image"
         )
     if not can_drop_tokens(model):
-        greyed = np.stack([grey_out_patches(*each) for each in zip(pixels.float().cpu().numpy(), gone, strict=True)])
-        return model(torch.from_numpy(greyed).to(pixels.device, pixels.dtype))
+        grayed = np.stack([gray_out_patches(*each) for each in zip(pixels.float().cpu().numpy(), gone, strict=True)])
+        return model(torch.from_numpy(grayed).to(pixels.device, pixels.dtype))
     kept = torch.from_numpy(~gone).flatten(1).nonzero()[:, 1].view(len(pixels), -1)  # (B, kept patches)
 
     def drop_tokens(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -107,7 +107,7 @@ def draw_removal_curves(
     images, largest = len(most), int(np.abs((least - most).mean(0)).argmax())
     styles = (
         ("least", "least attended first", BLUE, "o-"),
-        ("chance", "random order", GREY, "s--"),
+        ("chance", "random order", GRAY, "s--"),
         ("most", "most attended first", RED, "^-"),
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label
-from vitrail.base.style import FIGURE_WIDTH, GREY, LABEL_POINTS
+from vitrail.base.style import FIGURE_WIDTH, GRAY, LABEL_POINTS
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.photos import EXAMPLE_PREFIX
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 COMPONENTS = 3  # red, green and blue
 MAX_FITTED_PATCHES = 4096  # evenly spaced; more change the components little
 MAX_IMAGES = 64  # in one figure
-COLOUR_QUANTILES = (0.01, 0.99)  # of all patches: darkest and brightest, so that single patches do not set the scale
+COLOR_QUANTILES = (0.01, 0.99)  # of all patches: darkest and brightest, so that single patches do not set the scale
 MAX_PAIRS_PER_ROW = 4  # an image and its colors
 
 
@@ -58,8 +58,8 @@ def fit_components(features: NDArray[Any], count: int = COMPONENTS) -> Principal
         )
     chosen = np.linspace(0, len(features) - 1, min(len(features), MAX_FITTED_PATCHES)).astype(int)
     used = torch.from_numpy(features[chosen].astype(np.float64))
-    centred = used - used.mean(0)
-    _, values, directions = torch.linalg.svd(centred, full_matrices=False)
+    centered = used - used.mean(0)
+    _, values, directions = torch.linalg.svd(centered, full_matrices=False)
     largest = directions.abs().argmax(-1, keepdim=True)
     directions = directions * directions.gather(1, largest).sign()  # a component is known up to its sign
     variances = values.square()
@@ -72,9 +72,9 @@ def fit_components(features: NDArray[Any], count: int = COMPONENTS) -> Principal
 
 def components_to_colors(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Scale each component to 0…255 between its quantiles over all patches: (n, 3)."""
-    low, high = np.quantile(values, COLOUR_QUANTILES, axis=0)
+    low, high = np.quantile(values, COLOR_QUANTILES, axis=0)
     span = np.where(high - low > 1e-12, high - low, 1)
-    scaled = np.where(high - low > 1e-12, (values - low) / span, 0.5)  # a constant component is grey
+    scaled = np.where(high - low > 1e-12, (values - low) / span, 0.5)  # a constant component is gray
     return np.rint(255 * scaled.clip(0, 1)).astype(np.uint8)
 
 
@@ -100,7 +100,7 @@ def find_foreground(first: NDArray[Any]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PatchColors:
-    """Colours of the patches of several images, by shared components."""
+    """Colors of the patches of several images, by shared components."""
 
     colors: NDArray[np.uint8]  # (B, h, w, 3)
     components: NDArray[np.float64]  # (B, h, w, 3)
@@ -109,7 +109,7 @@ class PatchColors:
 
 
 def color_patches(features: NDArray[Any], *, foreground: bool = False) -> PatchColors:
-    """Colours by the first three components of all patches: (B, h, w, D).
+    """Colors by the first three components of all patches: (B, h, w, D).
 
     With `foreground`, the first component separates foreground and background, and the colors are the components of
     the foreground alone.
@@ -156,13 +156,13 @@ def draw_patch_pca(
     batch: int = 4,
     preprocessing: GivenPreprocessing = None,
 ) -> CaptionedFigure:
-    """Colour the patches of images by the first three principal components of their features, over all images.
+    """Color the patches of images by the first three principal components of their features, over all images.
 
     Works for every model with a grid of patches, with or without a head. `foreground` leaves out the background,
     found by the first component. At most 64 images are shown.
 
     >>> figure = vitrail.draw_patch_pca("cct_cifar10", ["example:cat", "example:rocket"])
-    >>> figure.arrays["colours"].shape  # images, rows and columns of patches, RGB
+    >>> figure.arrays["colors"].shape  # images, rows and columns of patches, RGB
     (2, 8, 8, 3)
     """
     if isinstance(images, str | bytes | Path) or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -205,7 +205,7 @@ def draw_patch_colors(
         caption=f"The first three principal components of the features of {h}×{w} patches{shared}. Red, green and blue "
         f"explain {shares} of the variance; each is scaled between its 1% and 99% quantiles.{background}",
         arrays={
-            "colours": found.colors,
+            "colors": found.colors,
             "components": found.components.astype(np.float32),
             "variance_shares": found.variance_shares,
             "photos": photos,
@@ -238,6 +238,6 @@ def draw_pairs(photos: NDArray[np.uint8], colors: NDArray[np.uint8], names: Sequ
         for panel, image in enumerate((photo, color)):
             x = left + panel * (side + inner)
             axes.imshow(image, extent=(x, x + side, top + height, top), interpolation="nearest", aspect="auto")
-            axes.add_patch(Rectangle((x, top), side, height, fill=False, edgecolor=GREY, linewidth=0.6))
+            axes.add_patch(Rectangle((x, top), side, height, fill=False, edgecolor=GRAY, linewidth=0.6))
     axes.set(xlim=(0, FIGURE_WIDTH), ylim=(total, 0))
     return figure

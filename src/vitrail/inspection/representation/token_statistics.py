@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
-from vitrail.base.style import BLUE, FIGURE_WIDTH, GREY, NOTE_POINTS, PALETTE, SEQUENTIAL_MAP
+from vitrail.base.style import BLUE, FIGURE_WIDTH, GRAY, NOTE_POINTS, PALETTE, SEQUENTIAL_MAP
 from vitrail.base.text import format_count
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def draw_class_distillation_similarity(cosines: NDArray[Any]) -> CaptionedFigure
 MIN_CKA_IMAGES = 4  # the unbiased estimate divides by B − 3
 
 
-def centred_kernel(features: NDArray[Any]) -> NDArray[Any]:
-    """U-centred Gram matrix: zero diagonal, rows that sum to 0 (Székely 2014): (B, D) → (B, B).
+def centered_kernel(features: NDArray[Any]) -> NDArray[Any]:
+    """U-centered Gram matrix: zero diagonal, rows that sum to 0 (Székely 2014): (B, D) → (B, B).
 
     The inner product of two such matrices is B·(B − 3) times Song's unbiased estimate of HSIC.
     """
@@ -163,7 +163,7 @@ def linear_cka(features: Sequence[NDArray[Any]] | NDArray[Any]) -> NDArray[Any]:
         raise ConfigError(
             f"features have shape {given}; expected (states, images, width) with {MIN_CKA_IMAGES} images or more"
         )
-    kernels = np.stack([centred_kernel(each.astype(np.float64)).ravel() for each in features])  # (S, B·B)
+    kernels = np.stack([centered_kernel(each.astype(np.float64)).ravel() for each in features])  # (S, B·B)
     products = kernels @ kernels.T
     lengths = np.sqrt(products.diagonal())
     scale = np.where(lengths > 0, lengths, np.nan)
@@ -177,7 +177,7 @@ def draw_cka(matrix: NDArray[Any]) -> CaptionedFigure:
     def draw() -> "Figure":
         figure = new_figure(FIGURE_WIDTH, 4.6, "compressed")
         axes = figure.subplots()
-        axes.set_facecolor(GREY)  # shows through NaN
+        axes.set_facecolor(GRAY)  # shows through NaN
         lowest = min(0.0, float(np.nanmin([*matrix.ravel(), 0.0])))
         image = axes.imshow(matrix, cmap=SEQUENTIAL_MAP, vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
         style_axes(axes, "how similar the layers are")
@@ -187,12 +187,12 @@ def draw_cka(matrix: NDArray[Any]) -> CaptionedFigure:
         return figure
 
     caption = (
-        f"Linear centred kernel alignment (unbiased) between the tokens {STATES_LABEL}."
+        f"Linear centered kernel alignment (unbiased) between the tokens {STATES_LABEL}."
         " A value of 1 means that two layers represent the images in the same way."
         f"{describe_least_similar_adjacent_states(matrix)}"
     )
     if undefined:
-        caption += f" Grey: undefined, since state {', '.join(undefined)} is the same for all images."
+        caption += f" Gray: undefined, since state {', '.join(undefined)} is the same for all images."
     return CaptionedFigure(
         name="alignment", title="How similar the layers are", caption=caption, arrays={"alignment": matrix}, draw=draw
     )

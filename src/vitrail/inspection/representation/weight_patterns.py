@@ -13,7 +13,7 @@ from vitrail.base.figures import CaptionedFigure, new_figure
 from vitrail.base.style import (
     DIVERGING_MAP,
     FIGURE_WIDTH,
-    GREY,
+    GRAY,
     LABEL_POINTS,
     NOTE_POINTS,
     SEQUENTIAL_MAP,
@@ -51,7 +51,7 @@ def principal_filters(weight: NDArray[Any], count: int = 28) -> tuple[NDArray[An
     components = directions * np.where(largest < 0, -1, 1)
     variances = scales**2
     shares = variances / (variances.sum() or 1)
-    count = min(count, max(1, len(weight) - 1))  # rank of D centred filters
+    count = min(count, max(1, len(weight) - 1))  # rank of D centered filters
     return components[:count].reshape(-1, *weight.shape[1:]), shares[:count]
 
 
@@ -73,18 +73,18 @@ def draw_filters(components: NDArray[Any], shares: NDArray[Any]) -> CaptionedFig
         figure.suptitle(f"patterns in the first filters, {p}×{q} pixels", fontsize=TITLE_POINTS, x=0.02, ha="left")
         for number, axes in enumerate(figure.subplots(rows, columns, squeeze=False).ravel()):
             axes.set(xticks=[], yticks=[])
-            axes.spines[:].set(visible=number < count, color=GREY, linewidth=0.5)
+            axes.spines[:].set(visible=number < count, color=GRAY, linewidth=0.5)
             if number < count:
                 axes.imshow(filter_to_image(components[number]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
                 axes.set_xlabel(f"{number}: {shares[number]:.1%}", fontsize=NOTE_POINTS, labelpad=2)
         figure.supxlabel("principal component: share of the filters' variance", fontsize=LABEL_POINTS)
         return figure
 
-    colors = {1: "in greyscale", 3: "in RGB"}.get(channels, f"as the mean of {channels} channels")
+    colors = {1: "in grayscale", 3: "in RGB"}.get(channels, f"as the mean of {channels} channels")
     caption = (
         f"The first {count} principal components of the filters of the first layer ({p}×{q} pixels), {colors}. They"
         f" explain {shares.sum():.1%} of the filters' variance, the first alone {shares[0]:.1%}. Each component is"
-        " scaled separately, with 0 at mid-grey; the sign is arbitrary."
+        " scaled separately, with 0 at mid-gray; the sign is arbitrary."
     )
     return CaptionedFigure(
         name="filters",
@@ -136,7 +136,7 @@ def choose_cosine_scale(cosines: NDArray[Any]) -> dict[str, Any]:
 
 
 def tile_maps(tiles: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Join tiles (r, c, h, w) into one map with gaps of NaN; also the centres of the rows and columns of tiles."""
+    """Join tiles (r, c, h, w) into one map with gaps of NaN; also the centers of the rows and columns of tiles."""
     r, c, h, w = tiles.shape
     scale = max(1, 48 // max(h, w))  # so that a gap can be narrower than a cell
     tiles = tiles.repeat(scale, axis=2).repeat(scale, axis=3)
@@ -151,19 +151,19 @@ def draw_position_similarity(similarity: NDArray[Any]) -> CaptionedFigure:
     """Plot one small map per patch, arranged like the patches: (h, w, h, w)."""
     h, w = similarity.shape[:2]
     rows, columns = evenly_spaced_indices(h, MAX_TILES), evenly_spaced_indices(w, MAX_TILES)
-    joined, row_centres, column_centres = tile_maps(similarity[np.ix_(rows, columns)])
+    joined, row_centers, column_centers = tile_maps(similarity[np.ix_(rows, columns)])
     lowest, (near, far) = float(similarity.min()), compare_near_and_far(similarity)
 
     def draw() -> "Figure":
         aspect = joined.shape[0] / joined.shape[1]
         figure = new_figure(FIGURE_WIDTH, float(np.clip(6.8 * aspect, 1.6, 6.2)) + 0.6, "compressed")
         axes = figure.subplots()
-        axes.set_facecolor(GREY)  # shows between the tiles
+        axes.set_facecolor(GRAY)  # shows between the tiles
         image = axes.imshow(joined, **choose_cosine_scale(similarity), interpolation="nearest")
         title = f"how similar the positions of {h}×{w} patches are"
         figure.suptitle(title, fontsize=TITLE_POINTS, x=0.02, ha="left")
         axes.spines[:].set_visible(False)
-        for axis, ticks, labels in ((axes.xaxis, column_centres, columns), (axes.yaxis, row_centres, rows)):
+        for axis, ticks, labels in ((axes.xaxis, column_centers, columns), (axes.yaxis, row_centers, rows)):
             step = -(-len(labels) // 8)
             axis.set_ticks(ticks[::step], [str(each) for each in labels[::step]])
         axes.tick_params(length=0, labelsize=NOTE_POINTS)

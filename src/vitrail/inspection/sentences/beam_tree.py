@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.base.figures import CaptionedFigure, measure_text, new_figure, sanitize_label
-from vitrail.base.style import BLUE, GREY, LABEL_POINTS, NOTE_POINTS, SOFT
+from vitrail.base.style import BLUE, GRAY, LABEL_POINTS, NOTE_POINTS, SOFT
 from vitrail.base.text import format_count
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.predict.search.beam_search import BeamNode, BeamTree
@@ -127,7 +127,7 @@ def draw_placed_tree(tree: BeamTree, rows: Sequence[int], labels: Sequence[str])
         if node.parent is not None:
             start = lefts[node.parent.length - 1] + ends[node.parent.number] + 0.04
             above = rows[node.parent.number] * ROW_HEIGHT
-            line: dict[str, Any] = {"color": BLUE, "linewidth": 1.6} if is_best else {"color": GREY, "linewidth": 0.8}
+            line: dict[str, Any] = {"color": BLUE, "linewidth": 1.6} if is_best else {"color": GRAY, "linewidth": 0.8}
             axes.plot((start, x - COLUMN_GAP + 0.05, x - 0.09, x - 0.03), (above, above, y, y), **line)
         style: dict[str, Any] = {
             "color": BLUE if is_best else "black" if node.score is not None else SOFT,

@@ -7,6 +7,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
 from vitrail.base.errors import ConfigError, unknown_name_error
+from vitrail.base.text import AMERICAN_NAMES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -71,6 +72,8 @@ def check_fields(config: "DataclassInstance") -> None:
         value: Any = values[field.name]
         value = tuple(value) if isinstance(value, list) else value
         value = None if is_none(value) and NoneType in get_args(hint) else value
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            value = AMERICAN_NAMES.get(value, value)
         check_type(field.name, value, hint)
         check_range(field.name, value, field.metadata)
         if type(value) is int and float in (hint, *get_args(hint)) and int not in get_args(hint):

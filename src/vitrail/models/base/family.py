@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from vitrail.base.errors import ConfigError, unknown_name_error
+from vitrail.base.text import AMERICAN_NAMES
 from vitrail.models.base.checkpoint_side import CheckpointSide
 from vitrail.models.base.contract import ImageModel, Model
 
@@ -105,6 +106,7 @@ class Family:
     def configure(self, preset: Any = None, /, **values: Any) -> Any:
         """The preset, or by default the config's defaults, with these fields replaced; accepts values from JSON."""
         known = [field.name for field in dataclasses.fields(self.config)]
+        values = {name if name in known else AMERICAN_NAMES.get(name, name): each for name, each in values.items()}
         for name in values:
             if name not in known:
                 raise unknown_name_error(f"{self.name} field", name, known, synonyms=FOREIGN_FIELD_NAMES)

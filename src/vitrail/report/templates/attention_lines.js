@@ -24,7 +24,7 @@ for (const node of document.querySelectorAll(".lines")) {
     draw();
   };
 
-  const centre = word => word.offsetTop + word.offsetHeight / 2; // from the top of .sides, as in the SVG
+  const center = word => word.offsetTop + word.offsetHeight / 2; // from the top of .sides, as in the SVG
 
   const draw = () => {
     const height = svg.clientHeight, lines = [];
@@ -33,7 +33,7 @@ for (const node of document.querySelectorAll(".lines")) {
       const shown = !pointed || pointed[1] === (pointed[0] ? written : read);
       if (!shown || strength < LEAST) return;
       const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-      const ends = { x1: 0, y1: centre(sides[0][read]), x2: 100, y2: centre(sides[1][written]) };
+      const ends = { x1: 0, y1: center(sides[0][read]), x2: 100, y2: center(sides[1][written]) };
       for (const [name, end] of Object.entries(ends)) line.setAttribute(name, end);
       line.style.opacity = Math.min(1, 0.1 + 0.9 * strength);
       line.style.strokeWidth = 1 + 3 * strength;

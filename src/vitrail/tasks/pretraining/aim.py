@@ -29,7 +29,7 @@ from vitrail.tasks.pretraining.parts.patches import (
     compute_patch_statistics,
     draw_noise,
     join_patches,
-    normalise_patches,
+    normalize_patches,
     split_into_patches,
 )
 from vitrail.tasks.pretraining.parts.pretraining_figures import plot_image_rows, to_pixels
@@ -101,11 +101,11 @@ class AutoregressiveImageModel(Pretraining):
         super().check(source, recipe, ranks)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        images = self.normalise(batch["images"])
+        images = self.normalize(batch["images"])
         prefixes = self.draw_prefixes(batch.keys["images"]).to(images.device)
         tokens = self.encode(images, prefixes)
         targets = split_into_patches(images, self.patch)[:, 1:]
-        targets = normalise_patches(targets) if self.settings.normalize_pixels else targets
+        targets = normalize_patches(targets) if self.settings.normalize_pixels else targets
         shares = share_predicted_patches(prefixes, self.patches)
         loss = ((self.head(tokens[:, :-1]).float() - targets).square().mean(-1) * shares).sum(1).mean()
         with torch.no_grad():
@@ -158,12 +158,12 @@ class AutoregressiveImageModel(Pretraining):
         batch = self.load_figure_images(source, device)
         if not batch.size:
             return []
-        inputs, prepared = self.normalise(batch["images"]), check_image_source(source, self).preprocessing
+        inputs, prepared = self.normalize(batch["images"]), check_image_source(source, self).preprocessing
         predicted = self.predict_patches(inputs)
-        grey = torch.zeros_like(predicted[:, :1])  # the mean color: there is nothing to predict the first patch from
+        gray = torch.zeros_like(predicted[:, :1])  # the mean color: there is nothing to predict the first patch from
         shown = {
             "images": inputs,
-            "predicted": join_patches(torch.cat([grey, predicted], 1), self.patch, self.backbone.grid),
+            "predicted": join_patches(torch.cat([gray, predicted], 1), self.patch, self.backbone.grid),
         }
         arrays = {name: to_pixels(each, prepared) for name, each in shown.items()}
         what = ", with the mean and variance of each patch in the image" if self.settings.normalize_pixels else ""

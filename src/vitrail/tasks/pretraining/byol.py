@@ -61,12 +61,12 @@ class Byol(TwoViewTask):
         """The modules that the teacher has too."""
         return {"backbone": self.backbone, "projector": self.projector}
 
-    def initialise(self, source: Source, recipe: Recipe) -> None:
-        super().initialise(source, recipe)
+    def initialize(self, source: Source, recipe: Recipe) -> None:
+        super().initialize(source, recipe)
         self.teacher.copy_student(self.student)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        views = [self.normalise(batch[name][0]) for name in ("first", "second")]
+        views = [self.normalize(batch[name][0]) for name in ("first", "second")]
         features = [self.backbone(view) for view in views]
         predictions = [self.predictor(self.projector(each)) for each in features]
         with torch.no_grad():

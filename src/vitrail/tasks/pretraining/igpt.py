@@ -1,6 +1,6 @@
-"""Image GPT (Chen 2020): predict each pixel's palette colour from the pixels before it, or masked pixels as in BERT.
+"""Image GPT (Chen 2020): predict each pixel's palette color from the pixels before it, or masked pixels as in BERT.
 
-B batch, n pixels, K colours, D width.
+B batch, n pixels, K colors, D width.
 """
 
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ from vitrail.tasks.pretraining.pretraining import (
 )
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
-RELATIVE_LOSS_METRIC = make_relative_loss_metric("the colour frequencies")
-ACCURACY_METRIC = Metric(name="accuracy", label="accuracy of the predicted colours", is_share=True)
+RELATIVE_LOSS_METRIC = make_relative_loss_metric("the color frequencies")
+ACCURACY_METRIC = Metric(name="accuracy", label="accuracy of the predicted colors", is_share=True)
 COMPLETED_IMAGES, SAMPLES = 4, 3  # of the figure; each image is completed several times
 MAX_PIXELS = 64 * 64  # of an image, as in the largest published model
 
 
 class ImageGpt(Pretraining):
-    """The backbone predicts the palette colour of each pixel. A new model gets the palette of its training images."""
+    """The backbone predicts the palette color of each pixel. A new model gets the palette of its training images."""
 
     metrics = (LOSS_METRIC, RELATIVE_LOSS_METRIC, ACCURACY_METRIC, KNN_METRIC, SPREAD_METRIC, RANK_METRIC)
     backbone: IGPT
@@ -60,9 +60,7 @@ class ImageGpt(Pretraining):
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
         if not isinstance(self.backbone, IGPT):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(self.backbone).__name__
-            raise ConfigError(
-                f"the task predicts palette colours, and this {kind} has no palette; use `model` igpt_cpu"
-            )
+            raise ConfigError(f"the task predicts palette colors, and this {kind} has no palette; use `model` igpt_cpu")
         config, prepared = self.backbone.config, check_image_source(source, self).preprocessing
         if config.causal is (self.settings.objective == "bert"):
             raise ConfigError(
@@ -84,38 +82,38 @@ class ImageGpt(Pretraining):
             )
         super().check(source, recipe, ranks)
 
-    def initialise(self, source: Source, recipe: Recipe) -> None:
-        """Make the palette, unless the model was loaded with one, and measure how often its colours occur."""
+    def initialize(self, source: Source, recipe: Recipe) -> None:
+        """Make the palette, unless the model was loaded with one, and measure how often its colors occur."""
         model, images = self.backbone, check_image_source(source, self)
         pixels = sample_pixels(images, recipe.loop.seed)
         if model.has_default_palette:
-            palette = make_palette(pixels, model.config.colours, recipe.loop.seed)
+            palette = make_palette(pixels, model.config.colors, recipe.loop.seed)
             model.palette.copy_(torch.from_numpy(palette))
         found = compute_color_entropy(pixels, model.palette.double().cpu().numpy())
         self.colour_entropy.fill_(max(found, 1e-6))
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        colours = self.backbone.quantise(self.normalise(batch["images"]))
-        hidden = self.draw_masks(batch.keys["images"], colours)
-        logits, features = self.backbone.predict(self.backbone.embed_colours(colours, hidden) + self.backbone.pos_embed)
+        colors = self.backbone.quantize(self.normalize(batch["images"]))
+        hidden = self.draw_masks(batch.keys["images"], colors)
+        logits, features = self.backbone.predict(self.backbone.embed_colors(colors, hidden) + self.backbone.pos_embed)
         if hidden is not None:  # every image has as many hidden pixels
-            logits, colours = logits[hidden], colours[hidden]
-        logits, colours = logits.flatten(0, -2), colours.flatten()
-        loss = F.cross_entropy(logits.float(), colours)
+            logits, colors = logits[hidden], colors[hidden]
+        logits, colors = logits.flatten(0, -2), colors.flatten()
+        loss = F.cross_entropy(logits.float(), colors)
         with torch.no_grad():
             metrics = {
                 "relative_loss": loss.detach() / self.colour_entropy,
-                "accuracy": (logits.argmax(-1) == colours).float().mean(),
+                "accuracy": (logits.argmax(-1) == colors).float().mean(),
                 "spread": self.measure_spread(features),
             }
         return loss, metrics
 
-    def draw_masks(self, keys: NDArray[np.uint64], colours: Tensor) -> Tensor | None:
+    def draw_masks(self, keys: NDArray[np.uint64], colors: Tensor) -> Tensor | None:
         """For the objective bert, the same number of hidden pixels in each image, at least one: bool (B, n)."""
         if self.settings.objective == "autoregressive":
             return None
-        count = colours.shape[1]
-        return draw_mask(keys, count, max(round(self.settings.mask_ratio * count), 1)).to(colours.device)
+        count = colors.shape[1]
+        return draw_mask(keys, count, max(round(self.settings.mask_ratio * count), 1)).to(colors.device)
 
     def list_compiled_modules(self) -> list[nn.Module]:
         return [*self.backbone.blocks]  # the backbone itself is not called
@@ -125,9 +123,9 @@ class ImageGpt(Pretraining):
         batch = self.load_figure_images(source, device, COMPLETED_IMAGES)
         if not batch.size or not self.backbone.config.causal:
             return []
-        colours = self.backbone.quantise(self.normalise(batch["images"]))
-        completions = self.complete(colours, check_image_source(source, self).seed)
-        rows = [colours, *completions]
+        colors = self.backbone.quantize(self.normalize(batch["images"]))
+        completions = self.complete(colors, check_image_source(source, self).seed)
+        rows = [colors, *completions]
         arrays = [self.backbone.paint(each).float().cpu().permute(0, 2, 3, 1).numpy() / 2 + 0.5 for each in rows]
         given = arrays[0].copy()
         given[:, given.shape[1] // 2 :] = 0.5
@@ -137,7 +135,7 @@ class ImageGpt(Pretraining):
                 name="completions",
                 title="Completions of the upper half",
                 caption=(
-                    f"Images in {self.backbone.config.colours} colours, the upper half that the model is given, and "
+                    f"Images in {self.backbone.config.colors} colors, the upper half that the model is given, and "
                     f"{SAMPLES} samples of the lower half, pixel by pixel at temperature 1."
                 ),
                 rows={"image": arrays[0], "given": given, **samples},
@@ -145,10 +143,10 @@ class ImageGpt(Pretraining):
             )
         ]
 
-    def complete(self, colours: Tensor, seed: int) -> list[Tensor]:
+    def complete(self, colors: Tensor, seed: int) -> list[Tensor]:
         """Sample the lower half of images, several times: (B, n) → SAMPLES × (B, n)."""
         rows, columns = self.backbone.grid
-        given = colours[:, : rows // 2 * columns].repeat(SAMPLES, 1)
+        given = colors[:, : rows // 2 * columns].repeat(SAMPLES, 1)
         return list(self.backbone.sample(given, torch.Generator().manual_seed(seed)).chunk(SAMPLES))
 
 

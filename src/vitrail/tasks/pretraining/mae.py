@@ -35,7 +35,7 @@ from vitrail.tasks.pretraining.parts.patches import (
     compute_patch_statistics,
     draw_noise,
     join_patches,
-    normalise_patches,
+    normalize_patches,
     split_by_noise,
     split_into_patches,
     take_patches,
@@ -166,12 +166,12 @@ class MaskedAutoencoder(Pretraining):
         super().check(source, recipe, ranks)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        images = self.normalise(batch["images"])
+        images = self.normalize(batch["images"])
         kept, hidden = self.draw_masks(batch.keys["images"], images.device)
         tokens = self.encode(images, kept)
         with torch.no_grad():
             targets = self.make_targets(images, hidden)
-            baseline = compute_baseline(targets, self.compared_ranks, centred=self.settings.normalize_pixels)
+            baseline = compute_baseline(targets, self.compared_ranks, centered=self.settings.normalize_pixels)
             spread = self.measure_spread(tokens[:, self.backbone.prefix :].mean(1))
         loss = F.mse_loss(self.decoder(tokens, kept, hidden).float(), targets)  # every image has as many hidden patches
         return loss, {"relative_loss": loss.detach() / baseline, "baseline_loss": baseline, "spread": spread}
@@ -189,7 +189,7 @@ class MaskedAutoencoder(Pretraining):
     def make_targets(self, images: Tensor, hidden: Tensor) -> Tensor:
         """The pixels of the hidden patches: (B, M, P·Q·C)."""
         pixels = take_patches(split_into_patches(images, self.patch), hidden)
-        return normalise_patches(pixels) if self.settings.normalize_pixels else pixels
+        return normalize_patches(pixels) if self.settings.normalize_pixels else pixels
 
     def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
         """Load the decoder of a file of the authors or of transformers, with the width and depth that it has there."""
@@ -227,7 +227,7 @@ class MaskedAutoencoder(Pretraining):
         Predicted pixels that are normalized per patch get the mean and variance of the patch in the image.
         """
         assert self.preprocessing is not None, "called before `setup`"
-        inputs = self.normalise(images)
+        inputs = self.normalize(images)
         keys = np.arange(len(images), dtype=np.uint64) if keys is None else keys
         kept, hidden = self.draw_masks(keys, inputs.device)
         with temporary_eval_mode(self):
@@ -264,12 +264,12 @@ def check_encoder(model: ImageModel) -> None:
         raise ConfigError("MAE does not train the layers of pool 'map'; use `pool` mean or class")
 
 
-def compute_baseline(targets: Tensor, ranks: Ranks, *, centred: bool) -> Tensor:
-    """The loss of the best constant prediction, the mean patch of all processes, which is 0 if patches are `centred`.
+def compute_baseline(targets: Tensor, ranks: Ranks, *, centered: bool) -> Tensor:
+    """The loss of the best constant prediction, the mean patch of all processes, which is 0 if patches are `centered`.
 
     With normalized pixels it is (n − 1)/n for patches of n numbers, less if some are uniform.
     """
-    mean = targets.new_zeros(()) if centred else ranks.all_reduce_sum(targets.mean((0, 1))) / ranks.world_size
+    mean = targets.new_zeros(()) if centered else ranks.all_reduce_sum(targets.mean((0, 1))) / ranks.world_size
     return ranks.all_reduce_sum((targets - mean).square().mean()) / ranks.world_size
 
 

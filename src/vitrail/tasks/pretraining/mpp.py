@@ -51,7 +51,7 @@ from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_
 
 BINS = 8  # 3 bits per channel
 SMALL_SIDE = 4  # cells per side of a downsized patch
-MAX_COLOUR_CHANNELS = 4  # 8⁴ = 4096 classes
+MAX_COLOR_CHANNELS = 4  # 8⁴ = 4096 classes
 ACCURACY_METRIC = Metric(name="accuracy", label="accuracy of the colors", is_share=True, quantity="accuracy")
 
 
@@ -75,9 +75,9 @@ class Mpp(MaskedPrediction):
         level, channels = backbone.levels[-1], backbone.config.channels
         self.mask_token = nn.Parameter(torch.empty(level.width))
         nn.init.normal_(self.mask_token, std=0.02)
-        self.cells = {"mean_colour": 1, "small_patch": SMALL_SIDE}.get(self.settings.target)  # per side; None: pixels
+        self.cells = {"mean_color": 1, "small_patch": SMALL_SIDE}.get(self.settings.target)  # per side; None: pixels
         outputs = self.patch[0] * self.patch[1] * channels
-        if self.cells is not None and channels <= MAX_COLOUR_CHANNELS:  # otherwise `check` refuses it
+        if self.cells is not None and channels <= MAX_COLOR_CHANNELS:  # otherwise `check` refuses it
             outputs = self.cells**2 * BINS**channels
         self.head = nn.Linear(level.width, outputs)
         nn.init.zeros_(self.head.weight)
@@ -86,16 +86,16 @@ class Mpp(MaskedPrediction):
     def check(self, source: Source, recipe: Recipe, ranks: Ranks) -> None:
         super().check(source, recipe, ranks)
         size, channels = pair(self.backbone.config.image_size), self.backbone.config.channels
-        if self.cells is not None and channels > MAX_COLOUR_CHANNELS:
+        if self.cells is not None and channels > MAX_COLOR_CHANNELS:
             raise ConfigError(
                 f"`target` is {self.settings.target} for images of {channels} channels, {BINS}^{channels} colors; "
-                f"expected at most {MAX_COLOUR_CHANNELS} channels: use target pixels",
+                f"expected at most {MAX_COLOR_CHANNELS} channels: use target pixels",
                 fields=("target",),
             )
         if self.cells is not None and min(self.patch) < self.cells:
             raise ConfigError(
                 f"`target` is {self.settings.target} for patches of {self.patch[0]}×{self.patch[1]} pixels; expected "
-                f"at least {self.cells}×{self.cells}: use target mean_colour or pixels, or a larger patch_size",
+                f"at least {self.cells}×{self.cells}: use target mean_color or pixels, or a larger patch_size",
                 fields=("target",),
             )
         count_corrupted(size[0] * size[1] // (self.patch[0] * self.patch[1]), self.settings)
@@ -114,7 +114,7 @@ class Mpp(MaskedPrediction):
         self.commonest = int(counts.argmax())
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        images = self.normalise(batch["images"])
+        images = self.normalize(batch["images"])
         count = images.shape[-2] * images.shape[-1] // (self.patch[0] * self.patch[1])
         corruption = draw_corruption(batch.keys["images"], count, self.settings).to(images.device)
         tokens, predictions = self.predict(images, corruption)
@@ -151,7 +151,7 @@ class Mpp(MaskedPrediction):
         batch = self.load_figure_images(source, device)
         if not batch.size:
             return []
-        images = self.normalise(batch["images"])
+        images = self.normalize(batch["images"])
         grid = (images.shape[-2] // self.patch[0], images.shape[-1] // self.patch[1])
         corruption = draw_corruption(batch.keys["images"], grid[0] * grid[1], self.settings).to(device)
         with temporary_eval_mode(self):
@@ -178,14 +178,14 @@ class Mpp(MaskedPrediction):
         }
         rows = {label: images.float().clamp(0, 1).movedim(1, -1).cpu().numpy() for label, images in versions.items()}
         arrays = {label: (255 * row).round().astype(np.uint8) for label, row in rows.items()}
-        what = {"mean_colour": "mean colors", "small_patch": "4×4 colors", "pixels": "pixels"}[self.settings.target]
+        what = {"mean_color": "mean colors", "small_patch": "4×4 colors", "pixels": "pixels"}[self.settings.target]
         result = f"accuracy {float(metrics['accuracy']):.1%}" if "accuracy" in metrics else f"loss {float(loss):.4f}"
         return [
             plot_image_rows(
                 name="patch_prediction",
                 title=f"Prediction of the {what} of corrupted patches",
                 caption=f"Images, the same with {self.settings.corrupt_ratio:.0%} of the patches corrupted "
-                f"(grey: mask token; some are other patches, some unchanged), and with the true and the predicted "
+                f"(gray: mask token; some are other patches, some unchanged), and with the true and the predicted "
                 f"{what} of the corrupted patches ({result}).",
                 rows=rows,
                 arrays={**arrays, "corrupted_patches": corrupted.sort(1).values.cpu().numpy()},

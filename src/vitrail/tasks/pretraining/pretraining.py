@@ -20,7 +20,7 @@ from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.evaluation.probes.feature_measures import (
     MAX_RANK_FEATURES,
-    classify_by_neighbours,
+    classify_by_neighbors,
     effective_rank,
     feature_spread,
 )
@@ -37,7 +37,7 @@ KNN_METRIC = Metric(name="knn", label="k-NN", is_share=True, quantity="accuracy"
 SPREAD_METRIC = Metric(name="spread", label="spread of the features")
 RANK_METRIC = Metric(name="effective_rank", label="effective rank of the features")
 MAX_BANK_IMAGES, MAX_QUERY_IMAGES = 4000, 2000  # of the k-NN during training; `vitrail probe` uses all images
-NEIGHBOURS = 20
+NEIGHBORS = 20
 FIGURE_IMAGES = 8
 TRAINING_PARTS = ("student", "teacher", "dino_loss")  # in the files of DINO and EsViT
 
@@ -65,7 +65,7 @@ class Pretraining(ImageTask):
         super().check(source, recipe, ranks)
 
     def features(self, images: Tensor) -> Tensor:
-        """The pooled features of normalised images, which probes use: (B, C, H, W) → (B, D)."""
+        """The pooled features of normalized images, which probes use: (B, C, H, W) → (B, D)."""
         return self.result(images)
 
     @property
@@ -126,7 +126,7 @@ class Pretraining(ImageTask):
             bank, known = self.compute_features(source, source.train_images, most, batch, workers, device)
             if not len(bank):
                 return measured
-            votes = classify_by_neighbours(bank, known, queries, counts=(NEIGHBOURS,))[NEIGHBOURS]
+            votes = classify_by_neighbors(bank, known, queries, counts=(NEIGHBORS,))[NEIGHBORS]
             measured["knn"] = float((votes == labels).float().mean())
         return measured
 
@@ -144,7 +144,7 @@ class Pretraining(ImageTask):
         )
         with temporary_eval_mode(self):
             parts = [
-                (self.features(self.normalise(each["images"].to(device))).float().cpu(), each["labels"])
+                (self.features(self.normalize(each["images"].to(device))).float().cpu(), each["labels"])
                 for each in batches
                 if each.size
             ]

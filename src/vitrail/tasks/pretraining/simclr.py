@@ -45,7 +45,7 @@ class SimClr(TwoViewTask):
         CollapseSign(
             metric="relative_loss",
             above=MAX_RELATIVE_LOSS,
-            meaning="the loss is that of equal projections, so the two views of an image are not recognised",
+            meaning="the loss is that of equal projections, so the two views of an image are not recognized",
             remedy="lower `lr`, use a longer `warmup`, or a lower `loss_temperature`",
             steps=50,  # projections of random weights are worse than equal ones
         ),
@@ -66,7 +66,7 @@ class SimClr(TwoViewTask):
         )
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        features = self.backbone(self.normalise(batch["views"].flatten(0, 1)))  # (2B, D), all first views first
+        features = self.backbone(self.normalize(batch["views"].flatten(0, 1)))  # (2B, D), all first views first
         projections = self.projector(features)
         if self.collected is not None:
             self.collected.append((batch["indices"].cpu(), projections.unflatten(0, (2, -1)).cpu()))

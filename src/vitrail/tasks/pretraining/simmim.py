@@ -72,7 +72,7 @@ class SimMim(MaskedPrediction):
         self.baseline = compute_mean_color_error(check_image_source(source, self), power=1)
 
     def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:  # noqa: ARG002
-        images = self.normalise(batch["images"])
+        images = self.normalize(batch["images"])
         size = (images.shape[-2], images.shape[-1])
         hidden = hide_squares(batch.keys["images"], size, self.patch, self.settings).to(images.device)
         tokens, predictions = self.predict(images, hidden)
@@ -103,7 +103,7 @@ class SimMim(MaskedPrediction):
     def reconstruct(self, images: Tensor, keys: NDArray[np.uint64]) -> Reconstruction:
         """Predict the hidden squares of images, uint8 (B, C, H, W); masks are drawn by the keys."""
         assert self.preprocessing is not None, "called before `setup`"
-        inputs = self.normalise(images)
+        inputs = self.normalize(images)
         size = (inputs.shape[-2], inputs.shape[-1])
         hidden = hide_squares(keys, size, self.patch, self.settings).to(inputs.device)
         with temporary_eval_mode(self):

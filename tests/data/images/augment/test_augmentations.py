@@ -45,7 +45,7 @@ from vitrail.data.images.decoding.crops import UNIFORMS_PER_BOX, random_resized_
 from vitrail.data.images.preprocessing import PILLOW_FILTERS, Preprocessing, preprocess_image, resize_and_crop
 from vitrail.data.rng import make_view_keys, uniform_randoms
 
-GREY: dict[str, Any] = {"mean": (0.3,), "std": (0.2,)}
+GRAY: dict[str, Any] = {"mean": (0.3,), "std": (0.2,)}
 FILL = (124, 116, 104)
 WARP = WarpOptions(FILL, Image.Resampling.BICUBIC)
 NEAREST = WarpOptions(FILL, Image.Resampling.NEAREST)
@@ -69,12 +69,12 @@ IN_TIMM = {  # ours → timm's
 
 
 def make_image(rows: int = 50, columns: int = 70, seed: int = 0) -> Image.Image:
-    colours = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
-    return Image.fromarray(colours).resize((columns, rows), Image.Resampling.BICUBIC)
+    colors = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
+    return Image.fromarray(colors).resize((columns, rows), Image.Resampling.BICUBIC)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, GREY, {"fit": "squash"}, {"image_size": (40, 24), "interpolation": "bilinear"}]
+    "options", [{}, GRAY, {"fit": "squash"}, {"image_size": (40, 24), "interpolation": "bilinear"}]
 )
 def test_default_equals_evaluation(options: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"image_size": 32, **options}
@@ -87,11 +87,11 @@ def test_default_equals_evaluation(options: dict[str, Any]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    crop=st.sampled_from(["centre", "resized", "shift"]),
+    crop=st.sampled_from(["center", "resized", "shift"]),
     policy=st.sampled_from(["none", "rand", "auto", "three"]),
     flip=st.sampled_from([0.0, 0.5, 1.0]),
     jitter=st.sampled_from([0.0, 0.3]),
-    grey=st.booleans(),
+    gray=st.booleans(),
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     given_size=st.tuples(st.integers(1, 60), st.integers(1, 60)),
     key=st.integers(0, 2**64 - 1),
@@ -101,17 +101,17 @@ def test_view_has_the_model_size_and_depends_only_on_the_key(
     policy: Any,
     flip: float,
     jitter: float,
-    grey: bool,
+    gray: bool,
     size: tuple[int, int],
     given_size: tuple[int, int],
     key: int,
 ) -> None:
     augmentation = Augmentation(crop=crop, policy=policy, flip=flip, jitter=jitter)
-    preprocessing = Preprocessing(image_size=size, crop=1.0, **(GREY if grey else {}))
+    preprocessing = Preprocessing(image_size=size, crop=1.0, **(GRAY if gray else {}))
     image = make_image(*given_size)
     mine = augment_image(image, augmentation, preprocessing, key)
     assert mine.dtype == torch.uint8
-    assert mine.shape == (1 if grey else 3, *size)
+    assert mine.shape == (1 if gray else 3, *size)
     assert mine.is_contiguous()
     assert torch.equal(mine, augment_image(np.asarray(image), augmentation, preprocessing, key))
     mine.zero_()  # the view owns its memory
@@ -134,21 +134,21 @@ def test_different_keys_give_different_views(augmentation: Augmentation) -> None
     views = {
         bytes(augment_image(make_image(), augmentation, Preprocessing(image_size=32), key).numpy()) for key in range(40)
     }
-    assert len(views) > (1 if augmentation.crop == "centre" and augmentation.flip else 10)
+    assert len(views) > (1 if augmentation.crop == "center" and augmentation.flip else 10)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(300, 400), (40, 50), (224, 80)])
-@pytest.mark.parametrize("grey", [False, True])
-def test_resize_equals_pillow_within_two_levels(interpolation: Any, size: tuple[int, int], grey: bool) -> None:
+@pytest.mark.parametrize("gray", [False, True])
+def test_resize_equals_pillow_within_two_levels(interpolation: Any, size: tuple[int, int], gray: bool) -> None:
     # no overshooting: both clip values between the two passes, but the order of the passes may differ
     noise = np.random.default_rng(1).integers(70, 190, (*size, 3), dtype=np.uint8)
     augmentation = Augmentation(crop="resized", flip=0.5)
-    preprocessing = Preprocessing(image_size=(96, 112), interpolation=interpolation, **(GREY if grey else {}))
+    preprocessing = Preprocessing(image_size=(96, 112), interpolation=interpolation, **(GRAY if gray else {}))
     for key in range(20):
         flip, *draws = uniform_randoms(np.array([key], np.uint64), 1 + UNIFORMS_PER_BOX)[0].tolist()
         top, left, rows, columns = random_resized_crop_box(*size, augmentation.area, augmentation.aspect, draws)
-        part = Image.fromarray(noise).convert("L" if grey else "RGB").crop((left, top, left + columns, top + rows))
+        part = Image.fromarray(noise).convert("L" if gray else "RGB").crop((left, top, left + columns, top + rows))
         expected = np.asarray(part.resize((112, 96), PILLOW_FILTERS[interpolation])).reshape(96, 112, -1)
         expected = expected[:, ::-1] if flip < 0.5 else expected
         mine = augment_image(noise, augmentation, preprocessing, key).permute(1, 2, 0).numpy()
@@ -182,7 +182,7 @@ def test_crop_is_the_same_for_every_kind_of_source() -> None:
 )
 def test_batch_path_equals_image_path(augmentation: Augmentation, channels: int) -> None:
     assert can_augment_as_batch(augmentation)
-    preprocessing = Preprocessing(image_size=(28, 20), crop=1.0, **(GREY if channels == 1 else {}))
+    preprocessing = Preprocessing(image_size=(28, 20), crop=1.0, **(GRAY if channels == 1 else {}))
     images = np.random.default_rng(0).integers(0, 256, (30, 28, 20, channels), dtype=np.uint8)
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     kept, given_keys = pixels.clone(), make_view_keys(0, 1, np.arange(30), 0)
@@ -213,7 +213,7 @@ def test_which_augmentations_need_single_images(changed: dict[str, Any]) -> None
 
 
 def test_unreadable_images_are_one_line_errors() -> None:
-    for crop in ("centre", "resized"):
+    for crop in ("center", "resized"):
         with pytest.raises(DataError, match="is not an image"):
             augment_image(b"text", Augmentation(crop=crop), Preprocessing(), 0)
         with pytest.raises(ConfigError, match="2 means; expected 3, or 1"):
@@ -303,17 +303,17 @@ def test_color_jitter_equals_torchvision() -> None:
 
 def test_three_augment_applies_one_of_three_operations() -> None:
     image = make_policy_image()
-    grey: Any = tv.to_grayscale(image, 3)
+    gray: Any = tv.to_grayscale(image, 3)
     tv_solarize: Any = tv.solarize
     solarized = tv_solarize(image, 128)
     counts: Counter[str] = Counter()
     for seed in range(300):
         mine = policies.three_augment(image, Random(seed))
-        kind = "grey" if same(mine, grey) else "solarized" if same(mine, solarized) else "blurred"
+        kind = "gray" if same(mine, gray) else "solarized" if same(mine, solarized) else "blurred"
         counts[kind] += 1
         if kind == "blurred":
             assert np.asarray(mine).std() <= np.asarray(image).std()
-    assert all(70 < counts[kind] < 130 for kind in ("grey", "solarized", "blurred"))
+    assert all(70 < counts[kind] < 130 for kind in ("gray", "solarized", "blurred"))
 
 
 def test_randaugment_draws_uniformly_and_applies_half(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,17 +342,17 @@ def test_randaugment_draws_uniformly_and_applies_half(monkeypatch: pytest.Monkey
 @given(
     policy=st.sampled_from(["rand", "auto", "three"]),
     strength=st.sampled_from([0.0, 0.4, 2.0]),
-    grey=st.booleans(),
+    gray=st.booleans(),
     rows=st.integers(1, 40),
     columns=st.integers(1, 40),
     seed=st.integers(0, 2**64 - 1),
 )
 def test_mode_and_size_are_kept_and_result_depends_only_on_the_key(
-    policy: Any, strength: float, grey: bool, rows: int, columns: int, seed: int
+    policy: Any, strength: float, gray: bool, rows: int, columns: int, seed: int
 ) -> None:
-    image = make_policy_image(rows, columns).convert("L" if grey else "RGB")
+    image = make_policy_image(rows, columns).convert("L" if gray else "RGB")
     kept = image.copy()
-    preprocessing = Preprocessing(mean=(0.5,) * (1 if grey else 3), std=(0.5,) * (1 if grey else 3))
+    preprocessing = Preprocessing(mean=(0.5,) * (1 if gray else 3), std=(0.5,) * (1 if gray else 3))
     augmentation = Augmentation(policy=policy, jitter=strength)
     mine = apply_policy_and_jitter(image, augmentation, preprocessing, Random(seed))
     assert (mine.mode, mine.size) == (image.mode, image.size)
@@ -370,7 +370,7 @@ def test_zero_strength_changes_nothing() -> None:
         assert same(apply_operation(image, name, 0, WARP), image)
 
 
-def test_uncovered_pixels_have_the_mean_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncovered_pixels_have_the_mean_color(monkeypatch: pytest.MonkeyPatch) -> None:
     preprocessing = Preprocessing(mean=(0.485, 0.456, 0.406), std=(1, 1, 1))
     options: list[WarpOptions] = []
 
@@ -386,7 +386,7 @@ def test_uncovered_pixels_have_the_mean_colour(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_normalise_is_bit_identical_to_preprocess_image(channels: int) -> None:
+def test_normalize_is_bit_identical_to_preprocess_image(channels: int) -> None:
     preprocessing = Preprocessing(
         image_size=(20, 30), mean=(0.485, 0.456, 0.406)[:channels], std=(0.229, 0.224, 0.225)[:channels]
     )
@@ -454,7 +454,7 @@ def test_label_smoothing_equals_timm(smoothing: float) -> None:
     assert torch.allclose(targets, expected, atol=1e-7)
 
 
-def test_mixup_equals_timm_with_neighbours_mixed() -> None:
+def test_mixup_equals_timm_with_neighbors_mixed() -> None:
     images, labels = batch()
     partner = torch.arange(8) ^ 1
     mixup_target: Any = timm_mixup.mixup_target

@@ -36,7 +36,7 @@ ALL = ViewAugmentation(
     contrast=0.8,
     saturation=0.8,
     hue=0.2,
-    grey_rate=0.2,
+    gray_rate=0.2,
     blur_rate=0.5,
     blur_kernel=0.3,
     solarize_rate=0.2,
@@ -44,14 +44,14 @@ ALL = ViewAugmentation(
 THEIRS: tuple[Any, ...] = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
 SMALL = Preprocessing(image_size=8, crop=1.0)
 CROP = ViewAugmentation(area=(0.2, 1.0))
-COLOURED = ViewAugmentation(
-    brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grey_rate=0.2, blur_rate=0.5, blur_kernel=0.5
+COLORED = ViewAugmentation(
+    brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, gray_rate=0.2, blur_rate=0.5, blur_kernel=0.5
 )
-MULTI_CROP = {"global": View(COLOURED, count=2), "local": View(ViewAugmentation(area=(0.05, 0.3)), (4, 6), count=3)}
+MULTI_CROP = {"global": View(COLORED, count=2), "local": View(ViewAugmentation(area=(0.05, 0.3)), (4, 6), count=3)}
 
 
-def make_colour_pixels(count: int = 4, channels: int = 3) -> Tensor:
-    """Noise, with black, white, grey and pure colours in one row."""
+def make_color_pixels(count: int = 4, channels: int = 3) -> Tensor:
+    """Noise, with black, white, gray and pure colors in one row."""
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, channels, 30, 41), dtype=np.uint8))
     pixels[:, :, 0, :8] = torch.tensor([[n & 1, n >> 1 & 1, n >> 2] for n in range(8)]).T[:channels] * 255
     pixels[:, :, 1, :8] = 97
@@ -67,7 +67,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor
     "contrast": (view_module.adjust_contrast, tv.adjust_contrast, FACTORS),
     "saturation": (view_module.adjust_saturation, tv.adjust_saturation, FACTORS),
     "hue": (view_module.adjust_hue, tv.adjust_hue, SHIFTS),
-    "grey": (lambda x, _: view_module.to_grey(x), lambda x, _: tv.rgb_to_grayscale(x, x.shape[0]), FACTORS),
+    "gray": (lambda x, _: view_module.to_gray(x), lambda x, _: tv.rgb_to_grayscale(x, x.shape[0]), FACTORS),
     "blur": (blur_by_sigmas, lambda x, sigma: tv.gaussian_blur(x, [11, 11], [sigma, sigma]), SIGMAS),
 }
 
@@ -77,7 +77,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor
 def test_operation_equals_torchvision(name: str, channels: int) -> None:
     """On floats within 0.001 levels, but for the exact mean and the end of the blur; uint8 is truncated there."""
     mine, theirs, amounts = OPERATIONS[name]
-    pixels = make_colour_pixels(channels=channels)
+    pixels = make_color_pixels(channels=channels)
     given = pixels.float()
     changed = mine(given, torch.tensor(amounts))
     assert torch.equal(given, pixels.float()), "the images are not changed in place"
@@ -96,7 +96,7 @@ def test_solarize_equals_torchvision() -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_result_does_not_depend_on_the_batch(name: str) -> None:
     mine, _, amounts = OPERATIONS[name]
-    images, factors = make_colour_pixels(12).float(), torch.tensor(amounts).repeat(3)
+    images, factors = make_color_pixels(12).float(), torch.tensor(amounts).repeat(3)
     together = mine(images, factors)
     for row in range(12):
         assert torch.equal(mine(images[row : row + 1], factors[row : row + 1])[0], together[row])
@@ -128,13 +128,13 @@ def test_views_equal_torchvision_with_the_same_choices(channels: int) -> None:
         assert (draws.order[row] >= 0).all() == draws.jitter[row]
         for operation in draws.order[row].tolist() if draws.jitter[row] else ():
             expected = THEIRS[operation](expected, draws.amounts[row, operation].item())
-        if draws.grey[row]:
+        if draws.gray[row]:
             expected = tv.rgb_to_grayscale(expected, num_output_channels=channels)
         if draws.blur[row]:
             expected = tv.gaussian_blur(expected, [5, 5], [draws.sigmas[row]] * 2)
         assert (result - expected * 255).abs().max() <= 0.51, "rounded once, at the end"
     assert draws.jitter.any()
-    assert draws.grey.any()
+    assert draws.gray.any()
     assert draws.blur.any()
 
 
@@ -155,7 +155,7 @@ def test_view_depends_only_on_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("jitter_rate", {"brightness": 0.5}),
         ("jitter_rate", {"hue": 0.2}),
-        ("grey_rate", {}),
+        ("gray_rate", {}),
         ("blur_rate", {"blur_sigma": (1.0, 1.0), "blur_kernel": 0.3}),
         ("solarize_rate", {}),
     ],
@@ -170,8 +170,8 @@ def test_rates(name: str, others: dict[str, Any]) -> None:
 
 def test_choices_are_independent_of_one_another_and_of_the_crop() -> None:
     keys = make_view_keys(0, 0, np.arange(2000), 0)
-    draws = ColorDraws(replace(ALL, jitter_rate=0.5, grey_rate=0.5, solarize_rate=0.5), keys)
-    choices = (uniform_randoms(keys, 1)[:, 0] < 0.5, draws.jitter, draws.grey, draws.blur, draws.solarize)
+    draws = ColorDraws(replace(ALL, jitter_rate=0.5, gray_rate=0.5, solarize_rate=0.5), keys)
+    choices = (uniform_randoms(keys, 1)[:, 0] < 0.5, draws.jitter, draws.gray, draws.blur, draws.solarize)
     shares = np.corrcoef(np.stack(choices).astype(float))
     assert np.abs(shares - np.eye(5)).max() < 0.1
     orders, counts = np.unique(draws.order[draws.jitter], axis=0, return_counts=True)
@@ -188,7 +188,7 @@ def test_choices_are_independent_of_one_another_and_of_the_crop() -> None:
         {"brightness": -0.1},
         {"blur_sigma": (2.0, 1.0)},
         {"blur_sigma": (0.0, 1.0)},
-        {"grey_rate": 1.5},
+        {"gray_rate": 1.5},
         {"solarize_threshold": 256},
     ],
 )
@@ -304,11 +304,11 @@ def test_unreadable_image_is_replaced_in_all_views(tmp_path: Path) -> None:
 
 def test_torch_data_sets_and_subsets() -> None:
     images = [(Image.fromarray(each), 0) for each in arrays(4).images]
-    grey = Preprocessing(image_size=8, crop=1.0, mean=(0.5,), std=(0.5,))
+    gray = Preprocessing(image_size=8, crop=1.0, mean=(0.5,), std=(0.5,))
     for dataset in (TorchDatasetAdapter(images), DatasetSubset(arrays(), range(4))):
         batch = load_first(make_batches(dataset, MULTI_CROP), batch=4)
         assert batch["global"].shape == (2, 4, 3, 8, 8)
-        batch = load_first(make_batches(dataset, MULTI_CROP, preprocessing=grey), batch=4)
+        batch = load_first(make_batches(dataset, MULTI_CROP, preprocessing=gray), batch=4)
         assert batch["global"].shape == (2, 4, 1, 8, 8)
     floats = TorchDatasetAdapter([(torch.zeros(3, 8, 8), 0)])
     with pytest.raises(ConfigError, match=r"image 0 of list is a tensor of floats.*ToTensor"):

@@ -29,8 +29,8 @@ AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 def smooth(rows: int, columns: int) -> Image.Image:
-    colours = np.random.default_rng(0).integers(0, 256, (6, 7, 3), dtype=np.uint8)
-    return Image.fromarray(colours).resize((columns, rows), Image.Resampling.BICUBIC)
+    colors = np.random.default_rng(0).integers(0, 256, (6, 7, 3), dtype=np.uint8)
+    return Image.fromarray(colors).resize((columns, rows), Image.Resampling.BICUBIC)
 
 
 def jpeg(image: Image.Image, **options: Any) -> bytes:

@@ -85,8 +85,8 @@ print(json.dumps([shape, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - i
 """
 SIDE = 8192  # SIDE² pixels are the limit
 FILES: dict[str, Callable[[], bytes]] = {
-    "16-bit PNG": lambda: hostile_images.png(SIDE, SIDE, bits=16, colour=0),
-    "PNG with alpha": lambda: hostile_images.png(SIDE, SIDE, colour=6),
+    "16-bit PNG": lambda: hostile_images.png(SIDE, SIDE, bits=16, color=0),
+    "PNG with alpha": lambda: hostile_images.png(SIDE, SIDE, color=6),
     "progressive JPEG": lambda: hostile_images.jpeg(SIDE, SIDE, frame=0xC2, scans=60, factors=(0x11,) * 3),
     "16-bit TIFF with alpha": lambda: hostile_images.blank_tiff(SIDE, SIDE, bits=(16,) * 4),
     "WebP": lambda: hostile_images.encode_image(Image.new("RGBA", (7094, 7094)), "WEBP", lossless=True, method=0),

@@ -1,4 +1,4 @@
-"""Six formats, recognised by their first bytes and read by one plugin each; too expensive files are refused."""
+"""Six formats, recognized by their first bytes and read by one plugin each; too expensive files are refused."""
 
 import os
 import signal
@@ -214,8 +214,8 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
         "at most 67108864 pixels",
     ),
     "scans": (lambda: hostile.jpeg(4096, 4096, frame=0xC2, scans=300), "300 scans; expected at most 256"),
-    "PNG": (lambda: hostile.png(8193, 8192, bits=1, colour=0), "at most 67108864 pixels"),
-    "thin": (lambda: hostile.png(1, 2**20 + 1, colour=0, bits=1), "expected sides of at most 1048576"),
+    "PNG": (lambda: hostile.png(8193, 8192, bits=1, color=0), "at most 67108864 pixels"),
+    "thin": (lambda: hostile.png(1, 2**20 + 1, color=0, bits=1), "expected sides of at most 1048576"),
     "WebP": (lambda: b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0\xff\x1f\0\xff\x1f\0", "at most 50331648 pixels"),
     "BMP in runs": (lambda: hostile.bmp(4097, 4097, compression=1, data=b"\0\2\xff\xff"), "at most 16777216 pixels"),
     "canvas of a GIF": (lambda: hostile.gif(1, 1, [hostile.gif_frame(1, 1, 9000, 9000)]), "at most 67108864 pixels"),
@@ -344,13 +344,13 @@ def test_conversion_in_strips_is_bit_identical(strip: int, monkeypatch: pytest.M
     rgba = Image.fromarray(random.integers(0, 256, (23, 31, 4), dtype=np.uint8))
     table = bytes(random.integers(0, 256, 16, dtype=np.uint8))
     wide = random.integers(0, 65536, (23, 31))
-    colour = rgba.convert("RGB")
+    color = rgba.convert("RGB")
     for image in (
         rgba,
         rgba.convert("LA"),
-        Image.open(hostile.encode_to_buffer(colour.quantize(16), "PNG", transparency=3)),
-        Image.open(hostile.encode_to_buffer(colour.quantize(16), "PNG", transparency=table)),
-        Image.open(hostile.encode_to_buffer(colour, "PNG", transparency=(1, 2, 3))),
+        Image.open(hostile.encode_to_buffer(color.quantize(16), "PNG", transparency=3)),
+        Image.open(hostile.encode_to_buffer(color.quantize(16), "PNG", transparency=table)),
+        Image.open(hostile.encode_to_buffer(color, "PNG", transparency=(1, 2, 3))),
         Image.fromarray(wide.astype(np.uint16)),
         Image.fromarray(wide.astype(">u2")),
         Image.fromarray(wide.astype(np.int32)),

@@ -49,13 +49,13 @@ JPEGS: dict[str, dict[str, Any]] = {
     "progressive": {"progressive": True},
     "restarts": {"restart_marker_blocks": 2},
     "rgb": {"keep_rgb": True},
-    "grey": {"mode": "L"},
+    "gray": {"mode": "L"},
     "cmyk": {"mode": "CMYK"},
 }
 KINDS: dict[str, dict[str, Any]] = {
     "PNG": {},
     "PNG with alpha": {"mode": "RGBA"},
-    "PNG grey with alpha": {"mode": "LA"},
+    "PNG gray with alpha": {"mode": "LA"},
     "PNG of a palette": {"mode": "P"},
     "PNG of a palette, one clear": {"mode": "P", "transparency": 3},
     "PNG of one bit": {"mode": "1"},

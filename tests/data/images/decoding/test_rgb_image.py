@@ -76,11 +76,11 @@ def test_every_kind_of_source(tmp_path: Path) -> None:
 
 
 def test_arrays_of_one_and_four_channels_and_bool() -> None:
-    grey = noise(7, 5)
-    expected = np.stack([grey] * 3, -1)
-    for array in (grey, grey[:, :, None], torch.from_numpy(grey)[None]):
+    gray = noise(7, 5)
+    expected = np.stack([gray] * 3, -1)
+    for array in (gray, gray[:, :, None], torch.from_numpy(gray)[None]):
         assert same(open_image(array), expected)
-    assert same(open_image(grey > 99), np.where(expected > 99, 255, 0))
+    assert same(open_image(gray > 99), np.where(expected > 99, 255, 0))
     clear = np.dstack([noise(7, 5, 3), np.zeros((7, 5), np.uint8)])
     assert same(open_image(clear), np.full((7, 5, 3), 255))
 
@@ -138,7 +138,7 @@ def test_palettes() -> None:
     )
 
 
-def test_cmyk_grey_and_one_bit() -> None:
+def test_cmyk_gray_and_one_bit() -> None:
     for mode in ("CMYK", "L", "YCbCr"):
         data = encoded(smooth().convert(mode), "JPEG")
         with Image.open(io.BytesIO(data)) as image:
@@ -167,7 +167,7 @@ def test_16_bit_images_are_scaled_not_clipped() -> None:
 
 
 def test_first_frame_of_an_animation_is_read() -> None:
-    frames = [Image.new("RGB", (6, 6), colour) for colour in ("red", "green", "blue")]
+    frames = [Image.new("RGB", (6, 6), color) for color in ("red", "green", "blue")]
     for kind in ("GIF", "WEBP", "PNG"):
         data = encoded(
             frames[0], kind, save_all=True, append_images=frames[1:], **{"lossless": True} if kind == "WEBP" else {}

@@ -64,7 +64,7 @@ def test_without_val_folder_the_seed_decides_the_split(tmp_path: Path) -> None:
     assert len(everything.val or ()) == 15
 
 
-def test_unlabelled_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:
+def test_unlabeled_test_folder_is_not_used_for_validation(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train", cat=5, dog=5)
     write_image(tmp_path / "test" / "1.png")
     data = open_data(tmp_path)
@@ -136,7 +136,7 @@ def test_links_inside_links_are_followed_once(tmp_path: Path) -> None:
     assert names(data)["train"] == ["0.png", "0.png"]
 
 
-def test_names_with_other_normalisation_or_invalid_utf8(tmp_path: Path) -> None:
+def test_names_with_other_normalization_or_invalid_utf8(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train", é=1, x=1)
     write_class_folders(tmp_path / "val", **dict.fromkeys(("e\u0301", "x"), 1))  # as macOS stores it
     assert open_data(tmp_path).classes == ("x", "é")
@@ -217,7 +217,7 @@ def test_images_of_every_mode_are_decoded(tmp_path: Path) -> None:
     smooth.convert("CMYK").save(folder / "0 cmyk.jpg")
     Image.fromarray(random_array(20, 30).astype(np.uint16) * 257).save(folder / "1 deep.png")
     smooth.quantize(16).save(folder / "2 palette.png")
-    frames = [Image.new("RGB", (30, 20), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
     frames[0].save(folder / "3 animated.gif", save_all=True, append_images=frames[1:])
     smooth.save(folder / "4 turned.jpg", exif=exif)
     files = FileDataset(sorted(folder.iterdir()), [0] * 5, ["a"])

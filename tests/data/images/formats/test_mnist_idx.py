@@ -41,7 +41,7 @@ def test_equals_torchvision(tmp_path: Path) -> None:
             assert np.array_equal(mine.source(index)[..., 0], np.asarray(theirs[index][0]))
 
 
-def test_fashion_is_recognised_by_its_labels_or_its_folder(tmp_path: Path) -> None:
+def test_fashion_is_recognized_by_its_labels_or_its_folder(tmp_path: Path) -> None:
     first, second = write_idx_files(tmp_path / "a", np.array(FASHION_FIRST_LABELS), VAL), tmp_path / "Fashion-MNIST"
     assert open_data(first).classes[9] == "Ankle boot"
     assert open_data(write_idx_files(second, TRAIN, VAL)).classes[0] == "T-shirt/top"

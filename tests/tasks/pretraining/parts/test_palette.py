@@ -27,33 +27,33 @@ def test_the_palette_is_a_function_of_the_pixels_and_the_seed() -> None:
     assert (np.diff(palette.sum(1)) >= 0).all()
 
 
-def test_the_inertia_is_that_of_scikit_learn_from_the_same_centres() -> None:
+def test_the_inertia_is_that_of_scikit_learn_from_the_same_centers() -> None:
     from sklearn.cluster import KMeans
 
     points, counts = np.unique(PIXELS, axis=0, return_counts=True)
     weights = counts.astype(np.float64)
     start = choose_spread_points(points, weights, 12, seed=0)
-    centres, inertia = run_kmeans(points, weights, start)
+    centers, inertia = run_kmeans(points, weights, start)
     kmeans: Any = KMeans
     theirs = kmeans(12, init=start, n_init=1, algorithm="lloyd").fit(points, sample_weight=weights)
     assert inertia <= theirs.inertia_ * 1.005
-    distances = np.square(PIXELS[:, None] - centres).sum(-1).min(1)
+    distances = np.square(PIXELS[:, None] - centers).sum(-1).min(1)
     assert distances.sum() == pytest.approx(inertia)
 
 
 def test_an_empty_cluster_gets_the_farthest_point() -> None:
     points = np.array([[0.0], [0.1], [1.0], [5.0]])
     start = np.array([[0.0], [1.0], [90.0], [91.0]])  # no point is nearest to the last two
-    centres, inertia = run_kmeans(points, np.array([3.0, 1.0, 1.0, 1.0]), start)
-    assert len(np.unique(assign_points(points, centres)[0])) == 4
+    centers, inertia = run_kmeans(points, np.array([3.0, 1.0, 1.0, 1.0]), start)
+    assert len(np.unique(assign_points(points, centers)[0])) == 4
     assert inertia == 0
 
 
-def test_more_colours_than_there_are_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"`colours` is 5, but 8 pixels .* only 2 different colours; use 2 or less"):
+def test_more_colors_than_there_are_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"`colors` is 5, but 8 pixels .* only 2 different colors; use 2 or less"):
         make_palette(np.array([[0.0], [1.0]] * 4), 5, seed=0)
 
 
-def test_the_entropy_of_the_colours() -> None:
+def test_the_entropy_of_the_colors() -> None:
     pixels = np.array([[-1.0], [-0.9], [1.0], [0.8]])
     assert compute_color_entropy(pixels, np.array([[-1.0], [1.0], [9.0]])) == pytest.approx(np.log(2))

@@ -1,4 +1,4 @@
-"""DINO continues from files in the authors' layout: student, teacher, heads and centre."""
+"""DINO continues from files in the authors' layout: student, teacher, heads and center."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_every_part_of_an_authors_file_is_loaded(tmp_path: Path, contents: dict[
     for name, tensor in task.teacher.state_dict().items():
         assert torch.equal(tensor, contents["teacher"][name]), name
     assert torch.equal(task.centres["head"].value, contents["dino_loss"]["center"][0])
-    assert all(word in said for word in ("student", "teacher", "head", "centre"))
+    assert all(word in said for word in ("student", "teacher", "head", "center"))
     assert "new" not in said
 
 
@@ -115,13 +115,13 @@ def test_a_student_of_another_width_is_refused(tmp_path: Path, contents: dict[st
     assert "backbone." in str(error.value)
 
 
-def test_a_run_continues_with_its_heads_teacher_and_centre() -> None:
+def test_a_run_continues_with_its_heads_teacher_and_center() -> None:
     old, new = (Dino(make_backbone(), DinoSettings(**SMALL_HEAD, local_crops=0)) for _ in range(2))
     torch.nn.init.normal_(old.centres["head"].value)
     state = {name: tensor for name, tensor in old.state_dict().items() if not name.startswith("backbone.")}
     said = new.load_parts(state)
     assert all(torch.equal(new.state_dict()[name], tensor) for name, tensor in state.items())
-    assert all(word in said for word in ("teacher", "head", "centre"))
+    assert all(word in said for word in ("teacher", "head", "center"))
     assert "new" not in said
     settings: Any = {**SMALL_HEAD, "prototypes": 7, "local_crops": 0}
     other = Dino(make_backbone(), DinoSettings(**settings))

@@ -258,7 +258,7 @@ def affine_transform(image: Image.Image, matrix: tuple[float, ...], warp: WarpOp
 
 
 def three_augment(image: Image.Image, random: Random) -> Image.Image:
-    """Grey, solarize or blur, with equal probability."""
+    """Gray, solarize or blur, with equal probability."""
     chosen = random.randrange(3)
     if chosen == 0:
         return image.convert("L").convert(image.mode)

@@ -20,8 +20,8 @@ def field_with_help(default: Any, text: str, limits: Mapping[str, bool] | None =
 class Augmentation:
     """Random changes of training images; with the defaults they are preprocessed as in evaluation."""
 
-    crop: Literal["centre", "resized", "shift"] = field_with_help(
-        "centre", "Crop: centre (as in evaluation), resized (RandomResizedCrop) or shift."
+    crop: Literal["center", "resized", "shift"] = field_with_help(
+        "center", "Crop: center (as in evaluation), resized (RandomResizedCrop) or shift."
     )
     area: tuple[float, ...] = field_with_help(
         (0.08, 1.0), "For crop resized: smallest and largest share of the image area."
@@ -32,7 +32,7 @@ class Augmentation:
     shift: int = field_with_help(4, "For crop shift: largest shift in pixels.", MAY_BE_ZERO)
     flip: float = field_with_help(0.0, "Probability of a horizontal flip.", SHARE)
     policy: Literal["none", "rand", "auto", "three"] = field_with_help(
-        "none", "Policy: none, rand (RandAugment), auto (AutoAugment) or three (grey, solarize or blur)."
+        "none", "Policy: none, rand (RandAugment), auto (AutoAugment) or three (gray, solarize or blur)."
     )
     magnitude: float = field_with_help(9.0, "For policy rand: magnitude of the operations, 0 to 10.", MAY_BE_ZERO)
     magnitude_std: float = field_with_help(0.5, "For policy rand: standard deviation of the magnitude.", MAY_BE_ZERO)
@@ -61,11 +61,11 @@ def check_crop_limits(area: tuple[float, ...], aspect: tuple[float, ...]) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class ViewAugmentation:
-    """Random resized crop, flip, color jitter, grey, blur and solarize, in this order; colors are off by default.
+    """Random resized crop, flip, color jitter, gray, blur and solarize, in this order; colors are off by default.
 
     SimCLR (https://arxiv.org/abs/2002.05709) jitters with strengths 0.8, 0.8, 0.8 and 0.2; BYOL
     (https://arxiv.org/abs/2006.07733) and DINO (https://arxiv.org/abs/2104.14294) with 0.4, 0.4, 0.2 and 0.1; all with
-    rate 0.8, and grey with rate 0.2.
+    rate 0.8, and gray with rate 0.2.
     """
 
     area: tuple[float, ...] = field_with_help((0.08, 1.0), "Smallest and largest share of the image area in a crop.")
@@ -76,7 +76,7 @@ class ViewAugmentation:
     contrast: float = field_with_help(0.0, "Jitter: factors within 1 ± this value.", MAY_BE_ZERO)
     saturation: float = field_with_help(0.0, "Jitter: factors within 1 ± this value.", MAY_BE_ZERO)
     hue: float = field_with_help(0.0, "Jitter: shifts within ± this share of the color circle.", MAY_BE_ZERO)
-    grey_rate: float = field_with_help(0.0, "Probability of a grey image.", SHARE)
+    gray_rate: float = field_with_help(0.0, "Probability of a gray image.", SHARE)
     blur_rate: float = field_with_help(0.0, "Probability of a Gaussian blur.", SHARE)
     blur_sigma: tuple[float, ...] = field_with_help((0.1, 2.0), "Smallest and largest sigma of the blur, in pixels.")
     blur_kernel: float = field_with_help(0.1, "Size of the kernel of the blur, as a share of the shorter side.", SHARE)

@@ -38,10 +38,10 @@ from vitrail.models.base.checks import Size, check_count, pair
 
 DEFAULT_VIEW_NAME = "images"
 RESERVED_NAMES = ("labels", "indices")  # tensors of every batch
-GREY_WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue, as in torchvision
+GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue, as in torchvision
 SUM_STEPS = 256  # per level: values in a sum are rounded to multiples of 1 / 256, so that it is exact in any order
-MIN_CHROMA = 1e-6  # replaces the chroma 0 of a grey pixel as a divisor; its hue is not used
-MAX_SIGMAS = 4  # distance from its centre where a blur is cut off; the rest of the kernel sums to 6e-5
+MIN_CHROMA = 1e-6  # replaces the chroma 0 of a gray pixel as a divisor; its hue is not used
+MAX_SIGMAS = 4  # distance from its center where a blur is cut off; the rest of the kernel sums to 6e-5
 CHUNK_VALUES = 2**17  # changed at once: intermediate results stay in the cache of the processor
 NO_OPERATION = -1
 
@@ -117,16 +117,16 @@ def adjust_brightness(images: Tensor, amounts: Tensor) -> Tensor:
 
 
 def adjust_contrast(images: Tensor, amounts: Tensor) -> Tensor:
-    """Blend every image with the mean of its grey values."""
-    grey = to_grey(images, copies=1)
-    steps = grey.mul(SUM_STEPS).round_().flatten(1).sum(1, dtype=torch.float64)
-    means = (steps / (SUM_STEPS * grey[0].numel())).float()
+    """Blend every image with the mean of its gray values."""
+    gray = to_gray(images, copies=1)
+    steps = gray.mul(SUM_STEPS).round_().flatten(1).sum(1, dtype=torch.float64)
+    means = (steps / (SUM_STEPS * gray[0].numel())).float()
     return blend(images, means[:, None, None, None], amounts)
 
 
 def adjust_saturation(images: Tensor, amounts: Tensor) -> Tensor:
-    """Blend every image with its grey values."""
-    return blend(images, to_grey(images, copies=1), amounts) if images.shape[1] == 3 else images
+    """Blend every image with its gray values."""
+    return blend(images, to_gray(images, copies=1), amounts) if images.shape[1] == 3 else images
 
 
 def adjust_hue(images: Tensor, amounts: Tensor) -> Tensor:
@@ -147,17 +147,17 @@ def adjust_hue(images: Tensor, amounts: Tensor) -> Tensor:
     sixths = if_red.sub_(if_not_red).mul_(is_red).add_(if_not_red).add_(amounts[:, None, None] * 6)
     sixths.sub_(sixths.div(6).floor_().mul_(6))  # from 0 to 6
     changed = torch.empty_like(images)
-    for channel, (centre, sign, offset) in enumerate(((3, 1, -1), (2, -1, 2), (4, -1, 2))):
-        share = (sixths - centre).abs_().mul_(sign).add_(offset).clamp_(0, 1)  # of the chroma
+    for channel, (center, sign, offset) in enumerate(((3, 1, -1), (2, -1, 2), (4, -1, 2))):
+        share = (sixths - center).abs_().mul_(sign).add_(offset).clamp_(0, 1)  # of the chroma
         torch.add(share.mul_(chroma), smallest, out=changed[:, channel])
     return changed
 
 
-def to_grey(images: Tensor, copies: int | None = None) -> Tensor:
-    """Grey images with equal channels: as many as before, or `copies`."""
+def to_gray(images: Tensor, copies: int | None = None) -> Tensor:
+    """Gray images with equal channels: as many as before, or `copies`."""
     if images.shape[1] == 1:
         return images
-    red, green, blue = (images[:, channel : channel + 1] * weight for channel, weight in enumerate(GREY_WEIGHTS))
+    red, green, blue = (images[:, channel : channel + 1] * weight for channel, weight in enumerate(GRAY_WEIGHTS))
     return red.add_(green).add_(blue).expand(-1, copies or images.shape[1], -1, -1).contiguous()
 
 
@@ -168,7 +168,7 @@ def blend(images: Tensor, others: Tensor, amounts: Tensor) -> Tensor:
 
 
 def compute_blur_radius(images: Tensor, kernel: float) -> int:
-    """Pixels on each side of the centre of a kernel that covers a share of the shorter side, as in SimCLR."""
+    """Pixels on each side of the center of a kernel that covers a share of the shorter side, as in SimCLR."""
     side = min(images.shape[-2:])
     return min(int(side * kernel) // 2, side - 1)
 
@@ -180,7 +180,7 @@ def gaussian_blur(images: Tensor, sigmas: NDArray[np.float64], radius: int) -> T
     for each in sorted(set(radii.tolist())):
         rows, distances = np.flatnonzero(radii == each), np.arange(each + 1)
         weights = np.exp(-0.5 * (distances / sigmas[rows, None]) ** 2)
-        weights /= 2 * weights.sum(1, keepdims=True) - 1  # both sides of the kernel; the centre, 1, counts once
+        weights /= 2 * weights.sum(1, keepdims=True) - 1  # both sides of the kernel; the center, 1, counts once
         kernels, indices = torch.from_numpy(weights.astype(np.float32))[:, :, None, None, None], torch.from_numpy(rows)
         padded = F.pad(images.index_select(0, indices), (each,) * 4, mode="reflect")
         blurred.index_copy_(0, indices, weigh_neighbors(weigh_neighbors(padded, kernels, 2), kernels, 3))
@@ -208,7 +208,7 @@ JITTER_OPERATIONS = (adjust_brightness, adjust_contrast, adjust_saturation, adju
 
 
 def resize_crop(crop: NDArray[np.uint8], preprocessing: Preprocessing, *, flip: bool) -> Tensor:
-    """A crop (rows, columns, 1 or 3) at the size of the view: uint8 (1 or 3, h, w), grey if there is one mean."""
+    """A crop (rows, columns, 1 or 3) at the size of the view: uint8 (1 or 3, h, w), gray if there is one mean."""
     if get_pillow_mode(preprocessing) == "L" and crop.shape[2] == 3:
         crop = np.asarray(Image.fromarray(crop).convert("L"))[:, :, None]
     # a copy: torch warns about arrays that cannot be written, and resizes contiguous ones faster
@@ -221,11 +221,11 @@ def resize_crop(crop: NDArray[np.uint8], preprocessing: Preprocessing, *, flip: 
 def recolor(pixels: Tensor, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> None:
     """Change the colors of crops, uint8 (N, C, h, w), in place, with one key each."""
     draws = ColorDraws(augmentation, keys)
-    chosen = np.flatnonzero(draws.jitter | draws.grey | draws.blur)
+    chosen = np.flatnonzero(draws.jitter | draws.gray | draws.blur)
     for rows in np.array_split(chosen, max(1, chosen.size * pixels[:1].numel() // CHUNK_VALUES)):
         # numpy copies rows of bytes at once, torch one by one
         images = torch.from_numpy(pixels.numpy()[rows]).float()
-        images = jitter_grey_and_blur(images, augmentation, draws, rows)
+        images = jitter_gray_and_blur(images, augmentation, draws, rows)
         pixels.numpy()[rows] = images.round_().to(torch.int16).to(torch.uint8).numpy()  # faster than without int16
     rows = np.flatnonzero(draws.solarize)
     pixels.numpy()[rows] = solarize(torch.from_numpy(pixels.numpy()[rows]), augmentation.solarize_threshold).numpy()
@@ -235,7 +235,7 @@ class ColorDraws:
     """The random choices of N images, by their keys."""
 
     def __init__(self, augmentation: ViewAugmentation, keys: NDArray[np.uint64]) -> None:
-        jitter, grey, blur, sigma, inverted, *rest = uniform_randoms(keys, 13, COLOR_PURPOSE).T
+        jitter, gray, blur, sigma, inverted, *rest = uniform_randoms(keys, 13, COLOR_PURPOSE).T
         factors, order = np.stack(rest[:4], 1), np.stack(rest[4:], 1)
         strengths = np.array(augmentation.jitter_strengths)
         lowest = np.append(np.maximum(1 - strengths[:3], 0), -augmentation.hue)
@@ -244,14 +244,14 @@ class ColorDraws:
         self.amounts = torch.from_numpy((lowest + factors * (highest - lowest)).astype(np.float32))  # (N, 4)
         order = np.argsort(order, axis=1, kind="stable")
         self.order = np.where(self.jitter[:, None] & (strengths > 0)[order], order, NO_OPERATION)  # (N, 4)
-        self.grey = grey < augmentation.grey_rate
+        self.gray = gray < augmentation.gray_rate
         self.blur = blur < augmentation.blur_rate
         low, high = augmentation.blur_sigma
         self.sigmas = low + sigma * (high - low)
         self.solarize = inverted < augmentation.solarize_rate
 
 
-def jitter_grey_and_blur(
+def jitter_gray_and_blur(
     images: Tensor, augmentation: ViewAugmentation, draws: ColorDraws, chosen: NDArray[np.int64]
 ) -> Tensor:
     """Change the chosen images, float (N, C, h, w); values are rounded once, afterwards."""
@@ -260,7 +260,7 @@ def jitter_grey_and_blur(
             rows = np.flatnonzero(numbers == number)
             adjust = partial(JITTER_OPERATIONS[number], amounts=draws.amounts[chosen[rows], number])
             images = change_rows(images, rows, adjust)
-    images = change_rows(images, np.flatnonzero(draws.grey[chosen]), to_grey)
+    images = change_rows(images, np.flatnonzero(draws.gray[chosen]), to_gray)
     radius, rows = compute_blur_radius(images, augmentation.blur_kernel), np.flatnonzero(draws.blur[chosen])
     if radius == 0:
         return images
@@ -299,7 +299,7 @@ class NamedView:
         return SizedBox(box, self.size)
 
     def make_view(self, crop: NDArray[np.uint8], key: int, draw: float) -> Tensor:
-        """A view, for a ViewAugmentation before its colors: uint8 (C, h, w), or (1, h, w) of a grey image."""
+        """A view, for a ViewAugmentation before its colors: uint8 (C, h, w), or (1, h, w) of a gray image."""
         if isinstance(self.augmentation, ViewAugmentation):
             return resize_crop(crop, self.preprocessing, flip=draw < self.augmentation.flip)
         return augment_image(crop, self.augmentation, self.preprocessing, key)

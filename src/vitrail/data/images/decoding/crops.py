@@ -45,7 +45,7 @@ def random_resized_crop_box(
         height, width = round(math.sqrt(pixels / ratio)), round(math.sqrt(pixels * ratio))
         if 0 < height <= rows and 0 < width <= columns:
             return CropBox(int(draws[0] * (rows - height + 1)), int(draws[1] * (columns - width + 1)), height, width)
-    # none of ten boxes fits: use the largest one of an allowed aspect, centred
+    # none of ten boxes fits: use the largest one of an allowed aspect, centered
     height = min(rows, max(1, round(columns / min_aspect)))
     width = min(columns, max(1, round(rows * max_aspect)))
     return CropBox((rows - height) // 2, (columns - width) // 2, height, width)

@@ -45,10 +45,10 @@ class MomentumTeacher(nn.ModuleDict):
             self[name].load_state_dict(module.state_dict())
 
 
-class Centre(nn.Module):
+class Center(nn.Module):
     """A moving average of rows (…, K), updated once per step from the rows of all micro-batches and processes.
 
-    Rows are centred by the average of earlier steps: call `observe` for each micro-batch, `average` before the update
+    Rows are centered by the average of earlier steps: call `observe` for each micro-batch, `average` before the update
     of the weights, and `update` after it.
     """
 

@@ -34,7 +34,7 @@ def compute_patch_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (variance + VARIANCE_EPSILON).sqrt()
 
 
-def normalise_patches(pixels: Tensor) -> Tensor:
+def normalize_patches(pixels: Tensor) -> Tensor:
     """Each patch with mean 0 and variance 1, which MAE calls norm_pix: (…, P·Q·C)."""
     mean, std = compute_patch_statistics(pixels)
     return (pixels - mean) / std

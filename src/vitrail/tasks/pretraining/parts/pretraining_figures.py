@@ -18,7 +18,7 @@ from vitrail.models.base.contract import ImageModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MASK_GREY = 0.5  # color of hidden pixels
+MASK_GRAY = 0.5  # color of hidden pixels
 PANEL_SIDE = 1.0  # inches, for 8 images or fewer
 
 
@@ -114,7 +114,7 @@ class Reconstruction:
 
     @property
     def masked(self) -> NDArray[np.float32]:
-        return np.where(self.hidden[..., None], np.float32(MASK_GREY), self.images)
+        return np.where(self.hidden[..., None], np.float32(MASK_GRAY), self.images)
 
     @property
     def errors(self) -> NDArray[np.float32]:
@@ -179,7 +179,7 @@ def draw_image_rows(title: str, rows: Mapping[str, NDArray[Any]]) -> "Figure":
 
 
 def expand_to_rgb(images: NDArray[Any]) -> NDArray[Any]:
-    """Greyscale, the mean of the channels, for other numbers of channels than 3: (N, H, W, C) → (N, H, W, 3)."""
+    """Grayscale, the mean of the channels, for other numbers of channels than 3: (N, H, W, C) → (N, H, W, 3)."""
     shown = images if images.shape[-1] == 3 else images.mean(-1, keepdims=True)
     return np.broadcast_to(shown.clip(0, 1), (*images.shape[:3], 3))
 

@@ -22,7 +22,7 @@ from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import DinoSettings
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.metric import Metric
-from vitrail.tasks.pretraining.parts.momentum_teacher import Centre, MomentumTeacher
+from vitrail.tasks.pretraining.parts.momentum_teacher import Center, MomentumTeacher
 from vitrail.tasks.pretraining.parts.pretraining_figures import (
     compute_class_attention,
     make_attention_figure,
@@ -47,17 +47,17 @@ ONE_HOT_SIGN = CollapseSign(
     metric="teacher_entropy",
     below=0.01,
     meaning="the teacher gives every image one prototype",
-    remedy="use a `centre_momentum` less than 1, a higher `teacher_temperature`, or a lower `lr`",
+    remedy="use a `center_momentum` less than 1, a higher `teacher_temperature`, or a lower `lr`",
 )
 ONE_PROTOTYPE_SIGN = CollapseSign(
     metric="prototypes",
     below=1.5,
     meaning="all crops have the same most probable prototype",
-    remedy="lower `lr`, use a `centre_momentum` less than 1, or a larger `batch`",
+    remedy="lower `lr`, use a `center_momentum` less than 1, or a larger `batch`",
 )
-HEADS = {"head": "center", "head_dense": "center_grid"}  # and the names of their centres
+HEADS = {"head": "center", "head_dense": "center_grid"}  # and the names of their centers
 SETTINGS_BY_SHAPE = {  # the setting that the number of rows of a tensor of a head depends on
-    "head.value": "prototypes",  # of a centre
+    "head.value": "prototypes",  # of a center
     "head_dense.value": "prototypes",
     "last_layer.weight_g": "prototypes",
     "mlp.0.weight": "head_width",
@@ -77,7 +77,7 @@ class SelfDistillation(Pretraining):
         SPREAD_SIGN,
     )
     heads: Any  # a PrototypeHead by name
-    centres: Any  # a Centre by the name of its head
+    centres: Any  # a Center by the name of its head; checkpoints have this spelling
 
     def __init__(self, backbone: Any, settings: DinoSettings, heads: Sequence[str] = ("head",)) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class SelfDistillation(Pretraining):
         widths = (settings.head_width, settings.bottleneck_width, settings.prototypes)
         self.heads = nn.ModuleDict({name: PrototypeHead(backbone.feature_width, *widths) for name in heads})
         self.teacher = MomentumTeacher(self.student)
-        self.centres = nn.ModuleDict({name: Centre(settings.prototypes, settings.centre_momentum) for name in heads})
+        self.centres = nn.ModuleDict({name: Center(settings.prototypes, settings.center_momentum) for name in heads})
         self.views = make_crops(settings)
         self.usage = torch.zeros(settings.prototypes)  # global crops of the last evaluation nearest to each prototype
 
@@ -104,26 +104,26 @@ class SelfDistillation(Pretraining):
             check_view_size(self.backbone, "local_size", self.settings.local_size)
         super().check(source, recipe, ranks)
 
-    def initialise(self, source: Source, recipe: Recipe) -> None:
-        super().initialise(source, recipe)
+    def initialize(self, source: Source, recipe: Recipe) -> None:
+        super().initialize(source, recipe)
         if recipe.loop.whiten:
             self.teacher.copy_student(self.student)
 
     def load_crops(self, batch: Batch) -> list[Tensor]:
-        """Normalised crops, in one tensor for each size, the global ones first: [(2·B, C, H, W), …]."""
+        """Normalized crops, in one tensor for each size, the global ones first: [(2·B, C, H, W), …]."""
         crops = [torch.cat([batch["global_1"], batch["global_2"]]).flatten(0, 1)]
         if "local" in batch.tensors:
             crops.append(batch["local"].flatten(0, 1))
         if len(crops) == 2 and crops[0].shape[1:] == crops[1].shape[1:]:
             crops = [torch.cat(crops)]
-        return [self.normalise(each) for each in crops]
+        return [self.normalize(each) for each in crops]
 
-    def compute_targets(self, logits: Tensor, centre: Any, clock: Clock) -> tuple[Tensor, Tensor]:
+    def compute_targets(self, logits: Tensor, center: Any, clock: Clock) -> tuple[Tensor, Tensor]:
         """Probabilities of the prototypes from the teacher's outputs, and their mean entropy."""
         logits = logits.float()
-        log_shares = ((logits - centre.value) / self.settings.teacher_temperature.at(clock)).log_softmax(-1)
+        log_shares = ((logits - center.value) / self.settings.teacher_temperature.at(clock)).log_softmax(-1)
         if self.training:
-            centre.observe(logits)
+            center.observe(logits)
         shares = log_shares.exp()
         return shares, -(shares * log_shares).sum(-1).mean()
 
@@ -146,8 +146,8 @@ class SelfDistillation(Pretraining):
         }
 
     def before_step(self, clock: Clock) -> None:
-        for centre in self.centres.values():
-            centre.average(self.ranks)
+        for center in self.centres.values():
+            center.average(self.ranks)
         if limit := self.settings.clip_each:
             for weight in self.parameters():
                 if weight.grad is not None:
@@ -157,8 +157,8 @@ class SelfDistillation(Pretraining):
                 head.last_layer.weight_v.grad = None
 
     def after_step(self, clock: Clock) -> None:
-        for centre in self.centres.values():
-            centre.update()
+        for center in self.centres.values():
+            center.update()
         self.teacher.follow(self.student, self.settings.teacher_momentum.at(clock))
 
     def load_parts(self, tensors: Mapping[str, Tensor]) -> str:
@@ -172,7 +172,7 @@ class SelfDistillation(Pretraining):
         found = [make_usage_figure(self.usage)] if self.usage.any() else []
         batch = self.load_figure_images(source, device, ATTENTION_IMAGES)
         with temporary_eval_mode(self):
-            maps = compute_class_attention(self.result, self.normalise(batch["images"])) if batch.size else None
+            maps = compute_class_attention(self.result, self.normalize(batch["images"])) if batch.size else None
         if maps is not None:
             pixels = batch["images"].cpu().permute(0, 2, 3, 1).numpy()
             found.append(make_attention_figure(pixels, maps.float().cpu().numpy()))
@@ -234,7 +234,7 @@ def rename_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             prefix = "teacher." if part == "teacher" else "" if inner.startswith("backbone.") else "heads."
             renamed[prefix + inner] = tensor
         elif part == "dino_loss":
-            renamed |= {f"centres.{head}.value": tensor.flatten() for head, centre in HEADS.items() if rest == centre}
+            renamed |= {f"centres.{head}.value": tensor.flatten() for head, center in HEADS.items() if rest == center}
     return renamed if "heads.head.mlp.0.weight" in renamed else {}
 
 
@@ -262,7 +262,7 @@ def select_fitting_tensors(given: Mapping[str, Tensor], expected: Mapping[str, T
 
 
 def describe_loaded_parts(loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """What was loaded completely, and what was not: 'student, teacher, head, centre; new: head_dense'."""
+    """What was loaded completely, and what was not: 'student, teacher, head, center; new: head_dense'."""
     groups = {"student": "backbone.", "teacher": "teacher.backbone."}
     if not any(name.startswith("backbone.") for name in loaded):  # of a run: its model is the teacher's
         del groups["student"]
@@ -270,7 +270,7 @@ def describe_loaded_parts(loaded: Mapping[str, Tensor], expected: Mapping[str, T
         groups |= {
             head: f"heads.{head}.",
             f"{head} of the teacher": f"teacher.{head}.",
-            f"centre of {head}": f"centres.{head}.",
+            f"center of {head}": f"centres.{head}.",
         }
     present = {group: prefix for group, prefix in groups.items() if any(name.startswith(prefix) for name in expected)}
     complete = {

@@ -32,7 +32,7 @@ def make_view_augmentation(
         contrast=contrast,
         saturation=saturation,
         hue=hue,
-        grey_rate=settings.grey,
+        gray_rate=settings.gray,
         blur_rate=blur,
         solarize_rate=solarize,
     )

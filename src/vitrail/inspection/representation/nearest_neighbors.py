@@ -1,6 +1,6 @@
-"""Nearest neighbours of images: the most similar ones of a folder or a data set, by their pooled features.
+"""Nearest neighbors of images: the most similar ones of a folder or a data set, by their pooled features.
 
-The bank is what they are searched among. Q queries, N images in the bank, D width, K neighbours.
+The bank is what they are searched among. Q queries, N images in the bank, D width, K neighbors.
 """
 
 import csv
@@ -18,7 +18,7 @@ from torch import nn
 
 from vitrail.base.errors import ConfigError, DataError, describe_error
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label
-from vitrail.base.style import FIGURE_WIDTH, GREEN, GREY, NOTE_POINTS, RED
+from vitrail.base.style import FIGURE_WIDTH, GRAY, GREEN, NOTE_POINTS, RED
 from vitrail.base.text import format_count
 from vitrail.data.images.datasets import ImageDataset, open_data
 from vitrail.data.images.decoding.model_input import decode_for_model
@@ -209,12 +209,12 @@ def open_parquet(path: Path) -> OpenBank:
 
 
 ROWS_PER_FIGURE = 10  # queries
-MAX_SIDE, MIN_LABELLED_SIDE = 1.25, 0.6  # inches of an image; below the minimum, its label would not fit
+MAX_SIDE, MIN_LABELED_SIDE = 1.25, 0.6  # inches of an image; below the minimum, its label would not fit
 SAME_FEATURES = 0.999  # cosine similarity of the stored features of an image and those computed again
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbour:
+class Neighbor:
     """An image of the bank and its cosine similarity to a query."""
 
     image: ImageItem
@@ -222,11 +222,11 @@ class Neighbour:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeighbourSearch:
-    """The nearest neighbours of each query, most similar first; a notebook shows them as a figure."""
+class NeighborSearch:
+    """The nearest neighbors of each query, most similar first; a notebook shows them as a figure."""
 
     queries: tuple[ImageItem, ...]
-    neighbours: tuple[tuple[Neighbour, ...], ...]  # K of each query
+    neighbors: tuple[tuple[Neighbor, ...], ...]  # K of each query
     bank: str  # where they were searched
     bank_size: int
     skipped: tuple[str, ...] = ()  # images of the bank that could not be read, and why
@@ -240,17 +240,17 @@ class NeighbourSearch:
         return [self.make_figure(slice(start, start + ROWS_PER_FIGURE), start) for start in starts]
 
     def make_figure(self, part: slice, start: int) -> CaptionedFigure:
-        queries, found = self.queries[part], self.neighbours[part]
-        labelled = [(query, each) for query, row in zip(queries, found, strict=True) if query.label for each in row]
-        agreeing = [query.label == each.image.label for query, each in labelled if each.image.label]
+        queries, found = self.queries[part], self.neighbors[part]
+        labeled = [(query, each) for query, row in zip(queries, found, strict=True) if query.label for each in row]
+        agreeing = [query.label == each.image.label for query, each in labeled if each.image.label]
         agreement = f" {sum(agreeing)} of {len(agreeing)} are of the query's class (green)." if agreeing else ""
         return CaptionedFigure(
-            name=f"neighbours-{start // ROWS_PER_FIGURE + 1}" if start else "neighbours",
+            name=f"neighbors-{start // ROWS_PER_FIGURE + 1}" if start else "neighbors",
             title="The most similar images",
             caption=f"The images of {self.bank} ({self.bank_size:,}) whose features are most similar to those of the "
             f"image on the left, with their cosine similarity.{agreement}",
             arrays={"similarities": np.array([[each.similarity for each in row] for row in found], np.float32)},
-            draw=lambda: draw_neighbours(queries, found),
+            draw=lambda: draw_neighbors(queries, found),
         )
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -258,12 +258,12 @@ class NeighbourSearch:
             {
                 "image": query.name,
                 "label": query.label,
-                "method": "neighbours",
-                "neighbours": [
+                "method": "neighbors",
+                "neighbors": [
                     {"image": each.image.name, "label": each.image.label, "similarity": each.similarity} for each in row
                 ],
             }
-            for query, row in zip(self.queries, self.neighbours, strict=True)
+            for query, row in zip(self.queries, self.neighbors, strict=True)
         ]
 
     def _repr_png_(self) -> bytes:
@@ -297,7 +297,7 @@ def scale_to_unit_length(features: NDArray[np.float32]) -> NDArray[np.float32]:
     return features / np.maximum(np.linalg.norm(features, axis=-1, keepdims=True), 1e-12)
 
 
-def find_neighbours(
+def find_neighbors(
     model: "str | Path | nn.Module | Opened | Predictor",
     images: Iterable[Any],
     data: Any,
@@ -305,15 +305,15 @@ def find_neighbours(
     k: int = 5,
     batch: int = DEFAULT_BATCH,
     progress: Callable[[int], object] | None = None,
-) -> NeighbourSearch:
+) -> NeighborSearch:
     """Find the k images of `data` whose features are most similar to those of each image, by cosine similarity.
 
     `data` is a folder, a data set or its name, a list of images, or a file that `vitrail embed` wrote with this model.
-    Features are what the head reads, and the output of a model without a head. An image is not its own neighbour.
+    Features are what the head reads, and the output of a model without a head. An image is not its own neighbor.
     The class of an image is the name of its folder if `data` has a class of this name.
 
-    >>> found = vitrail.find_neighbours("vit_fashion", ["example:cat"], "photos", k=3)  # doctest: +SKIP
-    >>> [each.image.name for each in found.neighbours[0]]  # doctest: +SKIP
+    >>> found = vitrail.find_neighbors("vit_fashion", ["example:cat"], "photos", k=3)  # doctest: +SKIP
+    >>> [each.image.name for each in found.neighbors[0]]  # doctest: +SKIP
     """
     check_count("k", k)
     check_count("batch", batch)
@@ -344,9 +344,9 @@ def find_neighbours(
         select_others(bank, query, indices.tolist(), similarities.tolist(), k, len(bank) - len(skipped))
         for query, indices, similarities in zip(queries, found.indices, found.similarities, strict=True)
     ]
-    return NeighbourSearch(
+    return NeighborSearch(
         queries=tuple(queries),
-        neighbours=tuple(rows),
+        neighbors=tuple(rows),
         bank=bank.name,
         bank_size=len(bank) - len(skipped),
         skipped=tuple(skipped),
@@ -427,11 +427,11 @@ def label_by_folder(item: ImageItem, labels: frozenset[str]) -> ImageItem:
 
 def select_others(
     bank: ImageBank, query: ImageItem, indices: list[int], similarities: list[float], k: int, readable: int
-) -> tuple[Neighbour, ...]:
+) -> tuple[Neighbor, ...]:
     """The k most similar images without the query itself."""
     itself = identify(query)
     pairs = zip(bank.take(indices), similarities, strict=True)
-    others = [Neighbour(image=item, similarity=value) for item, value in pairs if identify(item) != itself]
+    others = [Neighbor(image=item, similarity=value) for item, value in pairs if identify(item) != itself]
     if len(others) < k:
         raise too_few_images_error(k, bank, readable - (len(others) < len(indices)))
     return tuple(others[:k])
@@ -444,26 +444,26 @@ def identify(item: ImageItem) -> str:
     return item.name
 
 
-def draw_neighbours(queries: Sequence[ImageItem], found: Sequence[Sequence[Neighbour]]) -> "Figure":
-    """A row per query: the image, then its neighbours with similarity and class; all in one axes, in inches."""
+def draw_neighbors(queries: Sequence[ImageItem], found: Sequence[Sequence[Neighbor]]) -> "Figure":
+    """A row per query: the image, then its neighbors with similarity and class; all in one axes, in inches."""
     columns, gap, margin = len(found[0]) + 1, 0.12, 0.15
     side = min(MAX_SIDE, (FIGURE_WIDTH - 2 * margin - 0.2) / columns - gap)
-    row_height = side + (0.42 if side >= MIN_LABELLED_SIDE else 0.1)
+    row_height = side + (0.42 if side >= MIN_LABELED_SIDE else 0.1)
     height = len(queries) * row_height + 0.4
     figure = new_figure(FIGURE_WIDTH, height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     start = (FIGURE_WIDTH - columns * (side + gap) - 0.2 + gap) / 2
-    for left, text in ((start, "image"), (start + side + gap + 0.2, "nearest neighbours")):
+    for left, text in ((start, "image"), (start + side + gap + 0.2, "nearest neighbors")):
         axes.text(left, 0.22, text, fontsize=10)
-    for row, (query, neighbours) in enumerate(zip(queries, found, strict=True)):
+    for row, (query, neighbors) in enumerate(zip(queries, found, strict=True)):
         top = 0.32 + row * row_height
         note = query.label or Path(query.name.removeprefix(EXAMPLE_PREFIX)).stem
         plot_image(axes, query, (start, top), side, "black", note)
-        for column, each in enumerate(neighbours, 1):
+        for column, each in enumerate(neighbors, 1):
             known = query.label is not None and each.image.label is not None
-            color = GREY if not known else GREEN if query.label == each.image.label else RED
+            color = GRAY if not known else GREEN if query.label == each.image.label else RED
             note = f"{each.similarity:.2f} {each.image.label or ''}".rstrip()
             plot_image(axes, each.image, (start + column * (side + gap) + 0.2, top), side, color, note)
     axes.set(xlim=(0, FIGURE_WIDTH), ylim=(height, 0))
@@ -479,7 +479,7 @@ def plot_image(axes: Any, item: ImageItem, corner: tuple[float, float], side: fl
         photo = ImageOps.fit(open_image(item.source), (160, 160))
         axes.imshow(photo, extent=(left, left + side, top + side, top), aspect="auto")
     except DataError:
-        axes.text(left + side / 2, top + side / 2, "not found", fontsize=7, ha="center", color=GREY)
+        axes.text(left + side / 2, top + side / 2, "not found", fontsize=7, ha="center", color=GRAY)
     axes.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=color, linewidth=2.0))
-    if side >= MIN_LABELLED_SIDE:
+    if side >= MIN_LABELED_SIDE:
         axes.text(left, top + side + 0.17, sanitize_label(note, int(14 * side)), fontsize=NOTE_POINTS, parse_math=False)

@@ -1,4 +1,4 @@
-"""Nearest neighbours: those of a direct sort, in chunks or not, from images or stored features."""
+"""Nearest neighbors: those of a direct sort, in chunks or not, from images or stored features."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from support.toy_datasets import write_image
 import vitrail
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.base.style import PALETTE, RED
-from vitrail.inspection.representation.nearest_neighbours import MostSimilar, NeighbourSearch, scale_to_unit_length
+from vitrail.inspection.representation.nearest_neighbors import MostSimilar, NeighborSearch, scale_to_unit_length
 
 pytest.importorskip("matplotlib", reason="needs the extra `plot`")
 
@@ -55,13 +55,13 @@ def test_most_similar_equal_a_direct_sort(chunk: int) -> None:
     np.testing.assert_allclose(found.similarities, np.take_along_axis(similarities, order, 1), rtol=1e-5)
 
 
-def names(search: NeighbourSearch) -> list[list[str]]:
-    return [[each.image.name for each in row] for row in search.neighbours]
+def names(search: NeighborSearch) -> list[list[str]]:
+    return [[each.image.name for each in row] for row in search.neighbors]
 
 
-def test_neighbours_of_images(model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbors_of_images(model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, progress = store(model, photos, tmp_path / "features.npy"), list[int]()
-    search = vitrail.find_neighbours(model, [paths[0], "example:cat"], photos, k=3, batch=2, progress=progress.append)
+    search = vitrail.find_neighbors(model, [paths[0], "example:cat"], photos, k=3, batch=2, progress=progress.append)
     features = scale_to_unit_length(vitrail.Predictor(model).features_all([*paths, "example:cat"]))
     others = np.argsort(-(features[0] @ features[:-1].T), kind="stable")
     assert others[0] == 0, "the image itself, which is left out"
@@ -69,61 +69,61 @@ def test_neighbours_of_images(model: Any, photos: Path, tmp_path: Path, monkeypa
     assert names(search)[1] == [str(paths[n]) for n in np.argsort(-(features[-1] @ features[:-1].T))[:3]]
     assert [each.label for each in search.queries] == ["ants", None]
     assert search.bank_size == len(progress) == 9
-    monkeypatch.setattr("vitrail.inspection.representation.nearest_neighbours.ROWS_AT_ONCE", 2)
-    assert names(vitrail.find_neighbours(model, [paths[0], "example:cat"], photos, k=3)) == names(search)
-    stored = vitrail.find_neighbours(model, [paths[0], "example:cat"], tmp_path / "features.npy", k=3)
+    monkeypatch.setattr("vitrail.inspection.representation.nearest_neighbors.ROWS_AT_ONCE", 2)
+    assert names(vitrail.find_neighbors(model, [paths[0], "example:cat"], photos, k=3)) == names(search)
+    stored = vitrail.find_neighbors(model, [paths[0], "example:cat"], tmp_path / "features.npy", k=3)
     assert names(stored) == names(search)
-    assert [each.image.label for each in stored.neighbours[0]] == [each.image.label for each in search.neighbours[0]]
+    assert [each.image.label for each in stored.neighbors[0]] == [each.image.label for each in search.neighbors[0]]
     figure = search.figures[0]
-    known = [each.image.label == "ants" for each in search.neighbours[0]]
+    known = [each.image.label == "ants" for each in search.neighbors[0]]
     assert f"{sum(known)} of 3 are of the query's class" in figure.caption
     frames: list[Any] = [patch.get_edgecolor()[:3] for patch in figure.draw().axes[0].patches]
     expected = [PALETTE[2] if same else RED for same in known]
-    for frame, colour in zip(frames[1:4], expected, strict=True):
-        np.testing.assert_allclose(frame, [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
+    for frame, color in zip(frames[1:4], expected, strict=True):
+        np.testing.assert_allclose(frame, [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)])
 
 
 def test_kind_of_stored_features_is_found(model: Any, photos: Path, tmp_path: Path) -> None:
     paths = store(model, photos, tmp_path / "mean.npy", kind="mean")
-    found = vitrail.find_neighbours(model, [paths[2]], tmp_path / "mean.npy", k=1)
+    found = vitrail.find_neighbors(model, [paths[2]], tmp_path / "mean.npy", k=1)
     features = scale_to_unit_length(vitrail.Predictor(model).features_all(paths, "mean"))
     assert names(found)[0] == [str(paths[np.argsort(-(features[2] @ features.T))[1]])]
     np.save(tmp_path / "mean.npy", -np.load(tmp_path / "mean.npy"))
     with pytest.raises(DataError, match=r"holds other features of .* than this model computes"):
-        vitrail.find_neighbours(model, [paths[2]], tmp_path / "mean.npy", k=1)
+        vitrail.find_neighbors(model, [paths[2]], tmp_path / "mean.npy", k=1)
     np.save(tmp_path / "mean.npy", np.zeros((9, 5), np.float32))
     with pytest.raises(DataError, match="width 5, but this model's have 16"):
-        vitrail.find_neighbours(model, [paths[2]], tmp_path / "mean.npy", k=1)
+        vitrail.find_neighbors(model, [paths[2]], tmp_path / "mean.npy", k=1)
     np.save(tmp_path / "mean.npy", np.zeros((8, 16), np.float32))
     with pytest.raises(DataError, match="one row for each of 8 features"):
-        vitrail.find_neighbours(model, [paths[2]], tmp_path / "mean.npy", k=1)
+        vitrail.find_neighbors(model, [paths[2]], tmp_path / "mean.npy", k=1)
 
 
 def test_unreadable_images_are_left_out(model: Any, photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "copy")
     (tmp_path / "copy" / "ants" / "broken.png").write_bytes(b"not an image")
-    found = vitrail.find_neighbours(model, ["example:cat", "nowhere.png"], tmp_path / "copy", k=2)
+    found = vitrail.find_neighbors(model, ["example:cat", "nowhere.png"], tmp_path / "copy", k=2)
     assert (found.bank_size, len(found.skipped), len(found.failed), len(found.queries)) == (9, 1, 1, 1)
     with pytest.raises(DataError, match="nowhere"):
-        vitrail.find_neighbours(model, ["nowhere.png"], photos)
+        vitrail.find_neighbors(model, ["nowhere.png"], photos)
 
 
 def test_bad_input(model: Any, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`k` is 10, but photos has 9 images"):
-        vitrail.find_neighbours(model, ["example:cat"], photos, k=10)
+        vitrail.find_neighbors(model, ["example:cat"], photos, k=10)
     with pytest.raises(ConfigError, match="`k` is 9, but photos has 8 images"):
-        vitrail.find_neighbours(model, [next(photos.rglob("*.png"))], photos, k=9)
+        vitrail.find_neighbors(model, [next(photos.rglob("*.png"))], photos, k=9)
     with pytest.raises(ConfigError, match="`k` is 0"):
-        vitrail.find_neighbours(model, ["example:cat"], photos, k=0)
+        vitrail.find_neighbors(model, ["example:cat"], photos, k=0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty has no images"):
-        vitrail.find_neighbours(model, ["example:cat"], tmp_path / "empty")
+        vitrail.find_neighbors(model, ["example:cat"], tmp_path / "empty")
     with pytest.raises(DataError, match=r"features.npy cannot be read: No such file"):
-        vitrail.find_neighbours(model, ["example:cat"], tmp_path / "features.npy")
+        vitrail.find_neighbors(model, ["example:cat"], tmp_path / "features.npy")
     with pytest.raises(ConfigError, match="images is one str"):
-        vitrail.find_neighbours(model, "example:cat", photos)
+        vitrail.find_neighbors(model, "example:cat", photos)
     (tmp_path / "empty.npy").write_bytes(b"")
     np.save(tmp_path / "number.npy", np.float32(1))
     for name in ("empty.npy", "number.npy"):
         with pytest.raises(DataError, match=f"{name} cannot be read: .*; expected a file that `vitrail embed` wrote"):
-            vitrail.find_neighbours(model, ["example:cat"], tmp_path / name)
+            vitrail.find_neighbors(model, ["example:cat"], tmp_path / name)
