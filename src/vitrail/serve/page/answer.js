@@ -1,7 +1,6 @@
 // The cards next to the photo: what the model says, and whether the map that is shown matters for it.
 
 import { bar, find, make, write } from "./dom.js";
-import { CHECK_SHARE } from "./explained.js";
 import { shareOf, shuffled, softmax } from "./maths.js";
 import { explore } from "./wire.js";
 import { judge, percent, shorten } from "./words.js";
@@ -61,7 +60,7 @@ export class Checker {
 
   /** The same number of patches at random, the mean of three draws. */
   async askRandom() {
-    const { patches } = this.explained, count = shareOf(CHECK_SHARE, patches);
+    const { patches, share } = this.explained, count = shareOf(share, patches);
     const draws = [];
     for (let seed = 1; seed <= RANDOM_DRAWS; seed++) {
       const chosen = shuffled(patches, seed).slice(0, count).map((index) => this.explained.name(index));
@@ -76,7 +75,7 @@ export class Checker {
     const all = softmax(this.explained.arrays.logits.data);
     const without = (await this.ask(this.explained.brightest(values)))[cls];
     const random = (await this.askRandom())[cls];
-    return { share: CHECK_SHARE, probability: all[cls], without, random };
+    return { share: this.explained.share, probability: all[cls], without, random };
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { Attention, centerOf, defaultReadout, largest, patchAt, shareOf } from "./maths.js";
 
-export const CHECK_SHARE = 0.2; // of the patches, removed to check a map
+const CHECK_SHARE = 0.3; // of the patches, removed to check a map, as `vitrail explain --check` does
 
 export class Explained {
   /**
@@ -15,13 +15,24 @@ export class Explained {
     this.place = { photo: about.photo, box: about.box, grid: this.grid };
     this.patches = this.grid[0] * this.grid[1];
     this.relevance = new Map();
-    this.explained = about.explained?.index ?? this.top[0]?.index ?? null;
+    this.explained = about.explained?.index ?? about.explained ?? this.top[0]?.index ?? null;
+    this.share = about.check?.share ?? CHECK_SHARE;
+    this.panels = new Map();
     if (arrays.relevance) this.addClass(this.explained, { about, arrays });
     const tokens = arrays.maps?.shape.at(-1) ?? (model.prefix?.length ?? 0) + this.patches;
     const readout = arrays.readout?.data ?? defaultReadout(model.prefix ?? [], this.patches, tokens);
     this.attention = new Attention(model.heads, tokens, this.patches, readout);
     this.prefix = tokens - this.patches;
-    if (arrays.maps) this.addLayers(0, arrays);
+    this.take(arrays, about);
+  }
+
+  /** Keep the maps or panels of an answer, of all layers or of the one that was asked for. */
+  take(arrays, about) {
+    if (arrays.maps) this.addLayers(about.map_layers?.[0] ?? 0, arrays);
+    const size = arrays.panels ? arrays.panels.data.length / arrays.panels.shape[0] : 0;
+    (about.panel_layers ?? []).forEach((layer, n) => {
+      this.panels.set(layer, { data: arrays.panels.data.subarray(n * size, (n + 1) * size), shape: arrays.panels.shape.slice(1) });
+    });
   }
 
   /** Maps of one layer (H, N, N) or of all layers (L, H, N, N), as bytes. */
@@ -93,17 +104,16 @@ export class Explained {
     return { kind: view === "rollout" ? view : "attention", values, unit: "average", fromZero: true, row, prefix };
   }
 
-  /** Models without one grid: a map of the classifier's input by layer and head. */
+  /** Models without square maps: what the classifier's input attends to, by layer and head, each layer in its own grid. */
   panel(layer, head) {
-    const { panels } = this.arrays;
-    if (!panels) return null;
-    const [layers, heads] = panels.shape, n = this.patches, values = new Float32Array(n);
-    const start = Math.min(layer, layers - 1) * heads;
+    const found = this.panels.get(layer);
+    if (!found) return null;
+    const [heads, h, w] = found.shape, n = h * w, values = new Float32Array(n);
     const chosen = head === "mean" || head >= heads ? [...Array(heads).keys()] : [head];
     for (const each of chosen) {
-      for (let i = 0; i < n; i++) values[i] += (panels.data[(start + each) * n + i] * n) / chosen.length;
+      for (let i = 0; i < n; i++) values[i] += (found.data[each * n + i] * n) / chosen.length;
     }
-    return { kind: "attention", values, unit: "average", fromZero: true };
+    return { kind: "attention", values, unit: "average", fromZero: true, grid: [h, w] };
   }
 
   rollout(layer, token) {
@@ -117,11 +127,12 @@ export class Explained {
 
   /** The patches that a check removes, as "row,column". */
   brightest(values) {
-    return largest(values, shareOf(CHECK_SHARE, this.patches)).map((index) => this.name(index));
+    return largest(values, shareOf(this.share, this.patches)).map((index) => this.name(index));
   }
 
-  name(index) {
-    return `${Math.floor(index / this.grid[1])},${index % this.grid[1]}`;
+  /** Row and column of a patch, for people and for the server. */
+  name(index, grid = this.grid) {
+    return `${Math.floor(index / grid[1])},${index % grid[1]}`;
   }
 
   label(index) {
@@ -132,11 +143,21 @@ export class Explained {
   missing(view, layer) {
     if (!this.model.by_layer || view === "class" || view === "norms" || view === "positions") return [];
     const needed = view === "rollout" ? Array.from({ length: layer + 1 }, (_, n) => n) : [layer];
-    return needed.filter((each) => !this.attention.has(each));
+    return needed.filter((each) => !this.attention.has(each) && !this.panels.has(each));
+  }
+
+  /** Whether patches can ask: not in models that only have panels. */
+  get canAsk() {
+    return !this.reasonOf("maps");
   }
 
   /** Why a view cannot be shown; empty if it can. */
   reason(part) {
+    if (part === "maps" && this.reasonOf("maps") && !this.reasonOf("panels")) return "";
+    return this.reasonOf(part);
+  }
+
+  reasonOf(part) {
     const given = this.about.reasons?.[part] ?? this.model.parts?.[part];
     if (typeof given === "string") return given;
     return given === false ? "this model does not have it" : "";

@@ -7,7 +7,7 @@ import { percent, shorten } from "./words.js";
 const NORMAL = [0, 1];
 
 /** Draw small maps of the same size as buttons; those of a strip share one scale. */
-export function drawStrip(place, maps, { names, chosen, grid, onChoose, scale = null, label }) {
+export function drawStrip(place, maps, { names, chosen, grid, onChoose, scale = null, fromZero = true, label }) {
   let buttons = findAll("button", place);
   if (buttons.length !== maps.length) {
     buttons = maps.map((_, n) => make("button", { type: "button", className: "thumb", onclick: () => place.choose(n) },
@@ -15,12 +15,14 @@ export function drawStrip(place, maps, { names, chosen, grid, onChoose, scale = 
     place.replaceChildren(...buttons);
   }
   place.choose = onChoose;
+  const grids = maps.map((map) => map?.grid ?? grid);
+  maps = maps.map((map) => map?.values ?? map);
   const known = maps.filter(Boolean);
-  const [low, high] = scale ?? (known.length ? range(known) : NORMAL);
+  const [low, high] = scale ?? (known.length ? range(known, fromZero) : NORMAL);
   buttons.forEach((button, n) => {
     const canvas = find("canvas", button);
-    if (maps[n]) toCanvas(maps[n], grid, (value) => viridis((value - low) / (high - low || 1)), canvas);
-    canvas.style.aspectRatio = `${grid[1]} / ${grid[0]}`;
+    if (maps[n]) toCanvas(maps[n], grids[n], (value) => viridis((value - low) / (high - low || 1)), canvas);
+    canvas.style.aspectRatio = `${grids[n][1]} / ${grids[n][0]}`;
     write(find("span", button), names[n]);
     button.setAttribute("aria-label", `${label} ${names[n]}`);
     button.setAttribute("aria-pressed", String(n === chosen));
@@ -156,11 +158,11 @@ export function drawLens(place, explained, { layer, onLayer }) {
   const { lens_index: index, lens_probability: probability } = explained.arrays, [layers, shown] = index.shape;
   const final = explained.top[0]?.index;
   const rows = Array.from({ length: layers }, (_, at) => {
-    const best = index.data[at * shown], share = probability.data[at * shown];
-    const next = shown > 1 ? `${shorten(explained.label(index.data[at * shown + 1]), 24)} ${percent(probability.data[at * shown + 1])}` : "";
+    const best = index.data[at * shown], known = best >= 0, share = probability.data[at * shown];
+    const next = known && shown > 1 ? `${shorten(explained.label(index.data[at * shown + 1]), 24)} ${percent(probability.data[at * shown + 1])}` : "";
     const button = make("button", { type: "button", className: "plain", "aria-pressed": at === layer, onclick: () => onLayer(at) }, String(at));
     return make("tr", { className: `${at === layer ? "chosen" : ""} ${best === final ? "final" : ""}` }, make("td", {}, button),
-      make("td", {}, shorten(explained.label(best), 30)), make("td", { className: "number" }, percent(share)),
+      make("td", {}, known ? shorten(explained.label(best), 30) : "–"), make("td", { className: "number" }, known ? percent(share) : ""),
       make("td", { className: "wide" }, bar(share)), make("td", { className: "soft second" }, next));
   });
   const head = make("tr", {}, ...["layer", "would have said", "sure", "", "then"].map((text, n) => make("th", { className: n === 4 ? "second" : "" }, text)));
@@ -173,5 +175,5 @@ export function drawTable(place, explained, map) {
   const order = Array.from(map.values.keys()).sort((a, b) => map.values[b] - map.values[a]).slice(0, 10);
   const unit = (value) => (map.unit === "average" ? `${value.toFixed(2)}× the average` : value.toFixed(2));
   body.replaceChildren(...order.map((at, rank) => make("tr", {}, make("td", { className: "number" }, String(rank + 1)),
-    make("td", {}, explained.name(at)), make("td", { className: "number" }, unit(map.values[at])))));
+    make("td", {}, explained.name(at, map.grid)), make("td", { className: "number" }, unit(map.values[at])))));
 }

@@ -3,7 +3,7 @@
 import { Checker, drawAnswer, drawCheck, hidePatches } from "./answer.js";
 import { find, make, notify, say, write } from "./dom.js";
 import { Explained } from "./explained.js";
-import { drawDistance, drawLens, drawPositions, drawStrip, drawTable, range } from "./figures.js";
+import { drawDistance, drawLens, drawPositions, drawStrip, drawTable } from "./figures.js";
 import { PhotoCanvas } from "./photo.js";
 import { followPointer } from "./pointer.js";
 import { layerOf, redraw, state } from "./state.js";
@@ -39,7 +39,9 @@ export class ImagePane {
     });
     find(".toggle", pane).addEventListener("click", () => act.brush(!state.brushing));
     find(".clear", pane).addEventListener("click", () => act.showAll());
-    find(".brightest", pane).addEventListener("click", () => this.hide(this.map ? this.explained.brightest(this.map.values) : []));
+    find(".brightest", pane).addEventListener("click", () => {
+      if (this.map && !this.map.grid) this.hide(this.explained.brightest(this.map.values));
+    });
     find(".check", pane).hidden = find(".answer", pane).hidden = !model.explore.classes;
     this.canHide = this.model.parts?.check !== false;
   }
@@ -84,7 +86,7 @@ export class ImagePane {
   fetchMissing(layer, cls) {
     const { explained } = this, chosen = cls ?? explained.explained;
     for (const each of explained.missing(state.view, layer)) {
-      this.fetchPart(`layer ${each}`, { part: "layer", layer: each }, ({ arrays }) => explained.addLayers(each, arrays));
+      this.fetchPart(`layer ${each}`, { part: "layer", layer: each }, ({ arrays, about }) => explained.take(arrays, about));
     }
     if (["class", "lens"].includes(state.view) && chosen !== null && !explained.relevance.has(chosen) && !explained.reason("relevance")) {
       this.fetchPart(`class ${chosen}`, { part: "class", class: chosen }, (answer) => explained.addClass(chosen, answer));
@@ -102,7 +104,8 @@ export class ImagePane {
     const wanted = state.hoverHead?.[1] ?? state.head, head = wanted === "mean" || wanted < this.headsAt(layer) ? wanted : "mean";
     const cls = state.cls !== null && state.cls < (this.model.classes || 0) ? state.cls : null;
     if (!moved) this.fetchMissing(layerOf(this.layers), cls);
-    const hovered = state.brushing ? null : explained.patchAt(state.hover), patch = hovered ?? explained.patchAt(state.asking);
+    const hovered = state.brushing || !explained.canAsk ? null : explained.patchAt(state.hover);
+    const patch = hovered ?? (explained.canAsk ? explained.patchAt(state.asking) : null);
     const reason = explained.reason(view.part);
     this.map = reason ? explained.map("attention", layer, head, patch, null) : explained.map(view.name, layer, head, patch, cls);
     const current = { view, layer, head, patch, hovered, cls, reason };
@@ -120,7 +123,7 @@ export class ImagePane {
   drawPhoto({ view, layer, head, patch, hovered, cls, reason }) {
     const { explained, map } = this, { pane } = this.parts, outlined = view.name !== "norms";
     const where = view.name === "norms" ? null : patch ?? (view.name === "positions" ? explained.middle() : null);
-    const drawn = this.photo.draw({ values: map?.values ?? null, fromZero: map?.fromZero ?? true, asking: where,
+    const drawn = this.photo.draw({ values: map?.values ?? null, mapGrid: map?.grid, fromZero: map?.fromZero ?? true, asking: where,
       cursor: state.brushing || view.name === "norms" ? explained.patchAt(state.hover ?? state.asking) : null, hidden: this.hidden,
       grid: state.brushing || Boolean(hovered), outlined });
     const token = nameToken(where, explained.readout), chosen = cls ?? explained.explained;
@@ -142,8 +145,8 @@ export class ImagePane {
   }
 
   /** The line below the photo, which is also read aloud. */
-  describe(view, patch, { values, row, prefix, unit }) {
-    const { explained } = this, best = explained.name(values.reduce((at, value, n) => (value > values[at] ? n : at), 0));
+  describe(view, patch, { values, row, prefix, unit, grid }) {
+    const { explained } = this, best = explained.name(values.reduce((at, value, n) => (value > values[at] ? n : at), 0), grid);
     const at = patch ? patch[0] * explained.grid[1] + patch[1] : null;
     if (unit === "length") return patch ? `patch ${patch}: length ${values[at].toFixed(1)}; the longest is ${best}` : `the longest is patch ${best}`;
     if (unit === "cosine") return `most similar: ${explained.name([...values.keys()].sort((a, b) => values[b] - values[a])[1])}`;
@@ -159,7 +162,7 @@ export class ImagePane {
     const { explained } = this, { strip } = this.parts, count = this.headsAt(layer);
     strip.hidden = !count || Boolean(explained.reason("maps"));
     if (strip.hidden) return;
-    const maps = Array.from({ length: count }, (_, n) => explained.map("attention", layer, n, patch, null)?.values);
+    const maps = Array.from({ length: count }, (_, n) => explained.map("attention", layer, n, patch, null));
     write(find("h3", strip), `Heads of layer ${layer}`);
     drawStrip(find(".thumbs", strip), maps, { names: maps.map((_, n) => String(n)), chosen: head, grid: explained.grid, label: "head",
       onChoose: (n) => this.act.chooseHead(n) });
@@ -189,9 +192,9 @@ export class ImagePane {
     } else if (view.panel === "lens") {
       if (!moved) drawLens(body, explained, { layer: chosen, onLayer: (at) => this.act.chooseLayer(at, this.layers) });
     } else if (!moved || view.name === "attention") {
-      const maps = Array.from({ length: this.layers }, (_, at) => explained.map(view.name, at, head, view.name === "norms" ? null : patch, cls)?.values);
+      const maps = Array.from({ length: this.layers }, (_, at) => explained.map(view.name, at, head, view.name === "norms" ? null : patch, cls));
       drawStrip(body, maps, { names: maps.map((_, at) => String(at)), chosen, grid: explained.grid, label: "layer",
-        scale: range(maps.filter(Boolean).length ? maps.filter(Boolean) : [[0, 1]], view.name !== "norms"), onChoose: (at) => this.act.chooseLayer(at, this.layers) });
+        fromZero: view.name !== "norms", onChoose: (at) => this.act.chooseLayer(at, this.layers) });
     }
   }
 
@@ -199,7 +202,10 @@ export class ImagePane {
   scheduleCheck({ view, cls, layer, head, patch, reason }) {
     const card = find(".check", this.parts.pane), { explained } = this, chosen = cls ?? explained.explained;
     if (chosen === null || card.hidden) return;
-    const no = explained.reason("check") || reason || (CHECKED.includes(view.name) ? "" : "There is nothing to check: this figure does not say where the model looked.");
+    const relevance = explained.relevance.get(chosen), own = this.map?.grid && String(this.map.grid) !== String(explained.grid);
+    const last = layer === this.layers - 1 && !patch && head === "mean";
+    const given = !last ? null : this.map?.kind === "class" ? relevance?.check : this.map?.grid ? explained.about.check : null;
+    const no = explained.reason("check") || reason || (own && !given ? "Only the last layer can be checked: the others have another grid." : "") || (CHECKED.includes(view.name) ? "" : "There is nothing to check: this figure does not say where the model looked.");
     const key = [view.name, chosen, layer, head, patch, this.map ? 1 : 0].join("|");
     if (no || !this.map) drawCheck(card, null, "", no);
     if (no || !this.map || key === this.checkKey) {
@@ -208,8 +214,6 @@ export class ImagePane {
     }
     this.checkKey = key;
     clearTimeout(this.timer);
-    const relevance = explained.relevance.get(chosen);
-    const given = view.name === "class" && !patch && layer === this.layers - 1 ? relevance?.check : null;
     const { values } = this.map, run = async () => {
       try {
         const found = await this.checker.check(values, chosen, given);

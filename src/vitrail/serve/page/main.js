@@ -132,7 +132,7 @@ function drawControls() {
   const head = state.hoverHead?.[1] ?? state.head;
   write(find("#head-name"), head === "mean" ? "mean of all" : `${head}`);
   find("#mean").disabled = head === "mean";
-  const asking = pane.explained?.patchAt?.(state.hover ?? state.asking);
+  const asking = pane.explained?.patchAt?.((state.brushing ? null : state.hover) ?? state.asking);
   find("#asker").hidden = !pane.explained?.readout;
   write(find("#asking-name"), asking ? `patch ${asking}` : pane.explained?.readout ?? "");
   find("#ask-class").disabled = !state.asking;

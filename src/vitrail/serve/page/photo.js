@@ -35,7 +35,7 @@ export class PhotoCanvas {
   }
 
   /** Draw the map in `values` (n), with the asking patch, the hidden patches and, if wanted, the grid. */
-  draw({ values = null, fromZero = true, asking = null, cursor = null, hidden = new Set(), grid = false, outlined = true }) {
+  draw({ values = null, mapGrid = this.place?.grid, fromZero = true, asking = null, cursor = null, hidden = new Set(), grid = false, outlined = true }) {
     const context = this.canvas.getContext("2d"), { width, height } = this.canvas;
     context.globalCompositeOperation = "source-over";
     context.drawImage(this.layers.bright, 0, 0);
@@ -43,8 +43,8 @@ export class PhotoCanvas {
     let scale = null;
     if (values) {
       scale = limits(values, fromZero);
-      this.drawMap(context, values, scale);
-      if (outlined) this.outline(context, strongest(values));
+      this.drawMap(context, values, mapGrid, scale);
+      if (outlined) this.outline(context, strongest(values), mapGrid);
     }
     this.fade(context);
     for (const each of hidden) this.hide(context, each.split(",").map(Number));
@@ -54,8 +54,8 @@ export class PhotoCanvas {
     return { scale, width, height };
   }
 
-  drawMap(context, values, [low, high]) {
-    const { grid } = this.place, { width, height } = this.canvas, box = this.rectangle(null);
+  drawMap(context, values, grid, [low, high]) {
+    const { width, height } = this.canvas, box = this.rectangle(null);
     const strength = (value) => Math.min(Math.max((value - low) / (high - low), 0), 1);
     context.save();
     context.beginPath();
@@ -94,8 +94,8 @@ export class PhotoCanvas {
   }
 
   /** The edges between chosen patches and others, white on black: visible on any background. */
-  outline(context, chosen) {
-    const [h, w] = this.place.grid, at = (r, c) => r >= 0 && c >= 0 && r < h && c < w && chosen[r * w + c];
+  outline(context, chosen, [h, w]) {
+    const at = (r, c) => r >= 0 && c >= 0 && r < h && c < w && chosen[r * w + c];
     const [left, top, columns, rows] = this.rectangle(null), dx = columns / w, dy = rows / h;
     context.beginPath();
     for (let r = 0; r <= h; r++) {
