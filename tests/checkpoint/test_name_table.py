@@ -5,15 +5,19 @@ import torch
 
 from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.name_table import convert_to_our_tensors, convert_to_their_tensors
-from vitrail.models.base.checkpoint_side import THREE_PARTS, make_entry
+from vitrail.models.base.checkpoint_side import TensorTransform, parse_table
 
-TABLE = (
-    make_entry("tok", "cls_token"),
-    make_entry("layer%.unit#.w.*", "blocks.#.conv#.*"),
-    make_entry([f"layer%.{part}.*" for part in "qkv"], "blocks.#.attn.qkv.*", THREE_PARTS),
-    make_entry("old%.qkv.*", "blocks.#.attn.qkv.*"),
-    make_entry("trunk#.trunk=-~.se", "s#.b~.se"),
+TABLE = parse_table(
+    """
+    tok -> cls_token
+    layer%. -> blocks.#.:
+        unit#.w.* -> conv#.*
+        [q,k,v].* -> attn.qkv.*
+    old%.qkv.* -> blocks.#.attn.qkv.*
+    trunk#.trunk=-~.se -> s#.b~.se
+    """
 )
+TRANSPOSED = TensorTransform(lambda parts: parts[0].T, lambda tensor, _: [tensor.T])
 
 
 def test_renaming_is_reversible() -> None:
@@ -61,3 +65,41 @@ def test_errors_name_the_tensors() -> None:
         convert_to_our_tensors(parts, TABLE)
     with pytest.raises(CheckpointError, match=r"head\.weight has no name in this layout"):
         convert_to_their_tensors({"head.weight": one}, TABLE, heads=1)
+
+
+def test_a_line_of_a_table_stands_for_several_names() -> None:
+    table = parse_table(
+        """
+        {a,b}.{w,v} -> {x,y}.{1,2}
+        {old,new}. -> ours.:
+            out.:
+                {c.[p,q],d} -> {pq,r}
+            s
+        last
+        """
+    )
+    pairs = [(row.theirs, row.ours) for row in table]
+    assert pairs == [
+        *((("a.w",), "x.1"), (("a.v",), "x.2"), (("b.w",), "y.1"), (("b.v",), "y.2")),
+        *((("old.out.c.p", "old.out.c.q"), "ours.out.pq"), (("new.out.c.p", "new.out.c.q"), "ours.out.pq")),
+        *((("old.out.d",), "ours.out.r"), (("new.out.d",), "ours.out.r")),
+        *((("old.s",), "ours.s"), (("new.s",), "ours.s"), (("last",), "last")),
+    ]
+    with pytest.raises(ValueError, match="zip"):
+        parse_table("{a,b,c} -> {x,y}")
+
+
+def test_parts_are_transformed_one_by_one() -> None:
+    (row,) = parse_table("[a,b] -> ours | turned", turned=TRANSPOSED)
+    theirs = [torch.randn(3, 2), torch.randn(3, 2)]
+    assert torch.equal(row.transform.to_ours(theirs), torch.cat([theirs[0].T, theirs[1].T]))
+    back = row.transform.to_theirs(row.transform.to_ours(theirs), 1)
+    assert all(torch.equal(one, other) for one, other in zip(back, theirs, strict=True))
+
+
+def test_the_parts_of_a_batch_norm_have_a_placeholder() -> None:
+    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    ours, unknown = convert_to_our_tensors(
+        {f"norm.{each}": torch.zeros(1) for each in (*names, "scale")}, parse_table("norm.+ -> bn.+")
+    )
+    assert (list(ours), unknown) == ([f"bn.{each}" for each in names], ("norm.scale",))

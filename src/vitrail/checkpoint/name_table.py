@@ -10,7 +10,9 @@ from torch import Tensor
 from vitrail.base.errors import CheckpointError
 from vitrail.models.base.checkpoint_side import NameEntry
 
-PLACEHOLDER = re.compile("([#%~=*])")
+PLACEHOLDER = re.compile("([#%~=*+])")
+NUMBER = r"(\d{1,6})"
+PARTS = {"*": "(weight|bias)", "+": "(weight|bias|running_mean|running_var|num_batches_tracked)"}
 NUMBER_SHIFTS = {"%": 1, "~": -1}  # from our number to theirs
 
 
@@ -22,7 +24,7 @@ def compile_name_pattern(name: str) -> re.Pattern[str]:
         if part == "=":
             pattern += rf"(?:\{groups})"
         elif PLACEHOLDER.fullmatch(part):
-            pattern += "(weight|bias)" if part == "*" else r"(\d{1,6})"
+            pattern += PARTS.get(part, NUMBER)
             groups += 1
         else:
             pattern += re.escape(part)

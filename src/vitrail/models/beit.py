@@ -191,48 +191,45 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 CLASS_ROWS_FIRST = side.TensorTransform(
     lambda parts: parts[0].roll(3, 0)[None], lambda table, _: [table[0].roll(-3, 0)]
 )
-BLOCK, THEIR_TABLE, PARTS = "blocks.#.", "relative_position_bias_table", ("query", "key", "value")
-TIMM_TABLE = (
-    *side.keep_names("cls_token", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"),
-    *side.keep_names(*(f"{BLOCK}{part}.*" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#"))),
-    *(side.make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
-    side.make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], f"{BLOCK}attn.qkv.qv_bias", side.TWO_PARTS),
-    side.make_entry(f"{BLOCK}attn.{THEIR_TABLE}", TABLE, CLASS_ROWS_FIRST),
-    side.make_entry(f"rel_pos_bias.{THEIR_TABLE}", SHARED_TABLE, CLASS_ROWS_FIRST),
+THEIR_TABLE = "relative_position_bias_table"
+TIMM_TABLE = side.parse_table(
+    """
+    cls_token
+    {patch_embed.proj,norm,fc_norm,head}.*
+    blocks.#.:
+        {norm1,attn.qkv,attn.proj,norm2,mlp.fc#}.*
+        gamma_{1,2} -> ls{1,2}.gamma
+        attn.[q_bias,v_bias] -> attn.qkv.qv_bias
+        attn.relative_position_bias_table -> attn.position_bias.offsets | rolled
+    rel_pos_bias.relative_position_bias_table -> rel_pos_bias.offsets | rolled
+    """,
+    rolled=CLASS_ROWS_FIRST,
 )
 SIMMIM_TABLE = tuple(replace(row, theirs=tuple(f"encoder.{name}" for name in row.theirs)) for row in TIMM_TABLE)
-
-
-def make_hf_rows(layer: str, q: str, out: str, table: str, shared: str) -> tuple[Any, ...]:
-    """The rows whose names differ on disk and in memory."""
-    names = [f"{layer}{q.format(*each)}" for each in zip(PARTS, "qkv", strict=True)]
-    return (
-        side.make_entry([f"{each}.weight" for each in names], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS),
-        side.make_entry([f"{names[0]}.bias", f"{names[2]}.bias"], f"{BLOCK}attn.qkv.qv_bias", side.TWO_PARTS),
-        side.make_entry(f"{layer}attention.{out}.*", f"{BLOCK}attn.proj.*"),
-        side.make_entry(f"{layer}{table}relative_position_bias.{THEIR_TABLE}", TABLE, CLASS_ROWS_FIRST),
-        side.make_entry(f"{shared}.{THEIR_TABLE}", SHARED_TABLE, CLASS_ROWS_FIRST),
-        *(side.make_entry(f"{layer}lambda_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
-        side.make_entry(f"{layer}layernorm_before.*", f"{BLOCK}norm1.*"),
-        side.make_entry(f"{layer}layernorm_after.*", f"{BLOCK}norm2.*"),
-    )
-
-
 OLD, NEW = hf_names.HF_OLD_LAYER, hf_names.HF_NEW_LAYER
-HF_TABLE = (
-    side.make_entry("embeddings.cls_token", "cls_token"),
-    side.make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
-    side.make_entry("pooler.layernorm.*", "fc_norm.*"),
-    side.make_entry("layernorm.*", "norm.*"),
-    side.make_entry("classifier.*", "head.*"),
-    *make_hf_rows(
-        OLD, "attention.attention.{0}", "output.dense", "attention.attention.", "encoder.relative_position_bias"
-    ),
-    side.make_entry(f"{OLD}intermediate.dense.*", f"{BLOCK}mlp.fc1.*"),
-    side.make_entry(f"{OLD}output.dense.*", f"{BLOCK}mlp.fc2.*"),
-    *make_hf_rows(NEW, "attention.{1}_proj", "o_proj", "", "shared_position_bias"),  # in memory since v5
-    side.make_entry(f"{NEW}mlp.fc#.*", f"{BLOCK}mlp.fc#.*"),
-)
+# with the names on disk and, since v5, in memory
+HF_TABLE = """
+    embeddings.cls_token -> cls_token
+    {embeddings.patch_embeddings.projection,pooler.layernorm,layernorm}.* -> {patch_embed.proj,fc_norm,norm}.*
+    classifier.* -> head.*
+    {encoder.relative_position_bias,shared_position_bias}. -> rel_pos_bias.:
+        relative_position_bias_table -> offsets | rolled
+    {encoder.layer.#,layers.#}. -> blocks.#.:
+        {layernorm_before,layernorm_after}.* -> {norm1,norm2}.*
+        lambda_{1,2} -> ls{1,2}.gamma
+    encoder.layer.#. -> blocks.#.:
+        attention.attention.[query,key,value].weight -> attn.qkv.weight
+        attention.attention.[query,value].bias -> attn.qkv.qv_bias
+        attention.output.dense.* -> attn.proj.*
+        attention.attention.relative_position_bias.relative_position_bias_table -> attn.position_bias.offsets | rolled
+        {intermediate,output}.dense.* -> mlp.{fc1,fc2}.*
+    layers.#. -> blocks.#.:
+        attention.[q,k,v]_proj.weight -> attn.qkv.weight
+        attention.[q,v]_proj.bias -> attn.qkv.qv_bias
+        attention.o_proj.* -> attn.proj.*
+        relative_position_bias.relative_position_bias_table -> attn.position_bias.offsets | rolled
+        mlp.fc#.*
+"""
 PRETRAINING = r".*relative_position_index|(encoder\.)?mask_token|(lm_head|cls_pt_layers|decoder)\..*"  # not used here
 
 
@@ -251,7 +248,7 @@ def make_timm_source(table: str) -> side.SourceNames:
 def make_hf_source(layer: str) -> side.SourceNames:
     return side.SourceNames(
         layout="hf",
-        table=HF_TABLE,
+        table=side.parse_table(HF_TABLE, rolled=CLASS_ROWS_FIRST),
         markers=(hf_names.HF_KERNEL, f"{layer}lambda_1"),
         card=make_hf_card,
         details={"model_type": "beit", "norm_eps": 1e-12, "ignored": PRETRAINING},

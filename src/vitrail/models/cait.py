@@ -174,19 +174,13 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return encoder_names.make_timm_card(config, "cait_xxs24_224", arguments)
 
 
-CLASS_PARTS = ("norm1", "attn.q", "attn.proj", "norm2", "mlp.fc#")
-NAME_TABLE = (
-    *encoder_names.TIMM_BASE_TABLE,
-    *side.keep_names("blocks.#.attn.proj_l.*", "blocks.#.attn.proj_w.*"),
-    *side.keep_names(*(f"blocks_token_only.#.{part}.*" for part in CLASS_PARTS)),
-    *(
-        side.make_entry(f"{blocks}.#.gamma_{n}", f"{blocks}.#.ls{n}.gamma")
-        for blocks in ("blocks", "blocks_token_only")
-        for n in (1, 2)
-    ),
-    side.make_entry(
-        [f"blocks_token_only.#.attn.{part}.*" for part in "kv"], "blocks_token_only.#.attn.kv.*", side.TWO_PARTS
-    ),
+NAME_TABLE = encoder_names.TIMM_BASE_TABLE + side.parse_table(
+    """
+    blocks.#.attn.{proj_l,proj_w}.*
+    {blocks,blocks_token_only}.#.gamma_{1,2} -> {blocks,blocks_token_only}.#.ls{1,2}.gamma
+    blocks_token_only.#.{norm1,attn.q,attn.proj,norm2,mlp.fc#}.*
+    blocks_token_only.#.attn.[k,v].* -> blocks_token_only.#.attn.kv.*
+    """
 )
 MARKERS = (encoder_names.PATCH_KERNEL, "blocks_token_only.0.norm1.weight")
 SOURCES = (

@@ -208,47 +208,50 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
     }
 
 
-OUTSIDE = ("stem.0", "stem.1", "stages.#.downsample.0", "stages.#.downsample.1", "head.norm", "head.fc")
-BLOCK, BLOCK_PARTS = "stages.#.blocks.#.", ("conv_dw", "norm", "mlp.fc1", "mlp.fc2")
 AS_MATRIX = side.TensorTransform(lambda parts: parts[0].flatten(1), side.IDENTITY.to_theirs)  # may be a 1×1 convolution
 AS_CONVOLUTION = side.TensorTransform(AS_MATRIX.to_ours, lambda tensor, _: [tensor[..., None, None]])
 AS_MAP = side.TensorTransform(lambda parts: parts[0].flatten(), lambda tensor, _: [tensor[:, None, None]])
 
 
-def name_layers(theirs: tuple[str, ...], ours: tuple[str, ...] = OUTSIDE) -> tuple[side.NameEntry, ...]:
-    return tuple(side.make_entry(f"{their}.*", f"{our}.*") for their, our in zip(theirs, ours, strict=True))
+def make_timm_table(matrix: side.TensorTransform) -> tuple[side.NameEntry, ...]:
+    return side.parse_table(
+        """
+        {stem.0,stem.1,stages.#.downsample.0,stages.#.downsample.1,head.norm,head.fc}.*
+        stages.#.blocks.#.:
+            {conv_dw,norm}.*
+            gamma
+            {mlp.fc1,mlp.fc2}.weight | matrix
+            {mlp.fc1,mlp.fc2}.bias
+        """,
+        matrix=matrix,
+    )
 
 
-def name_block(
-    theirs: str,
-    parts: tuple[str, ...],
-    scale: str,
-    *,
-    ours: str = BLOCK,
-    matrix: side.TensorTransform = side.IDENTITY,
-    vector: side.TensorTransform = side.IDENTITY,
-) -> tuple[side.NameEntry, ...]:
-    """The names of a block's `parts` and of its `scale`, and how matrices of the MLP and the scale are stored."""
-    rows = [side.make_entry(theirs + scale, f"{ours}gamma", vector)]
-    for their, our in zip(parts, BLOCK_PARTS, strict=True):
-        transform = matrix if our.startswith("mlp") else side.IDENTITY
-        rows.append(side.make_entry(f"{theirs}{their}.weight", f"{ours}{our}.weight", transform))
-        rows.append(side.make_entry(f"{theirs}{their}.bias", f"{ours}{our}.bias"))
-    return tuple(rows)
-
-
-def make_torchvision_table() -> tuple[side.NameEntry, ...]:
-    """Stages have odd numbers, what halves the resolution before them even ones."""
-    rows, parts = list(name_layers(("features.0.0", "features.0.1"), OUTSIDE[:2])), ("block.0", "block.2")
-    for stage in range(4):
-        if stage:
-            halving = tuple(name.replace("#", str(stage)) for name in OUTSIDE[2:4])
-            rows += name_layers((f"features.{2 * stage}.0", f"features.{2 * stage}.1"), halving)
-        ours, theirs = BLOCK.replace("#", str(stage), 1), f"features.{2 * stage + 1}.#."
-        rows += name_block(theirs, (*parts, "block.3", "block.5"), "layer_scale", ours=ours, vector=AS_MAP)
-    return (*rows, *name_layers(("classifier.0", "classifier.2"), OUTSIDE[4:]))
-
-
+AUTHORS_TABLE = """
+    downsample_layers.0.{0,1}.* -> stem.{0,1}.*
+    downsample_layers.#.{0,1}.* -> stages.#.downsample.{0,1}.*
+    stages.#.#.{dwconv,norm,pwconv1,pwconv2}.* -> stages.#.blocks.#.{conv_dw,norm,mlp.fc1,mlp.fc2}.*
+    stages.#.#.gamma -> stages.#.blocks.#.gamma
+    {norm,head}.* -> {head.norm,head.fc}.*
+"""
+# stages have odd numbers, what halves the grid before them even ones
+TORCHVISION_TABLE = """
+    features.0.{0,1}.* -> stem.{0,1}.*
+    features.{2,4,6}. -> stages.{1,2,3}.downsample.:
+        {0,1}.*
+    features.{1,3,5,7}.#. -> stages.{0,1,2,3}.blocks.#.:
+        block.{0,2,3,5}.* -> {conv_dw,norm,mlp.fc1,mlp.fc2}.*
+        layer_scale -> gamma | as_map
+    classifier.{0,2}.* -> head.{norm,fc}.*
+"""
+HF_TABLE = """
+    embeddings.{patch_embeddings,layernorm}.* -> stem.{0,1}.*
+    encoder.stages.#.downsampling_layer.{0,1}.* -> stages.#.downsample.{0,1}.*
+    encoder.stages.#.layers.#. -> stages.#.blocks.#.:
+        {dwconv,layernorm,pwconv1,pwconv2}.* -> {conv_dw,norm,mlp.fc1,mlp.fc2}.*
+        layer_scale_parameter -> gamma
+    {layernorm,classifier}.* -> {head.norm,head.fc}.*
+"""
 RESIZED = {(96, 9): 236, (96, 27): 230}  # torchvision's short side before the crop, by width and depth; 232 otherwise
 
 
@@ -282,37 +285,24 @@ def make_timm_source(
     )
 
 
-AUTHORS_PARTS = ("dwconv", "norm", "pwconv1", "pwconv2")
-AUTHORS_LAYERS = tuple(f"downsample_layers.{number}" for number in ("0.0", "0.1", "#.0", "#.1"))
-HF_LAYERS = ("embeddings.patch_embeddings", "embeddings.layernorm", "layernorm", "classifier")
-HF_HALVING, HF_BLOCK = "encoder.stages.#.downsampling_layer", "encoder.stages.#.layers.#."
 SOURCES = (
+    make_timm_source(make_timm_table(AS_CONVOLUTION), accepts=has_convolutions_for_mlps),
     make_timm_source(
-        (*name_layers(OUTSIDE), *name_block(BLOCK, BLOCK_PARTS, "gamma", matrix=AS_CONVOLUTION)),
-        accepts=has_convolutions_for_mlps,
-    ),
-    make_timm_source(
-        (*name_layers(OUTSIDE), *name_block(BLOCK, BLOCK_PARTS, "gamma", matrix=AS_MATRIX)),
+        make_timm_table(AS_MATRIX),
         *("stem.0.weight", "stages.0.blocks.0.conv_dw.weight", "stages.0.blocks.0.mlp.fc1.weight"),
     ),
-    make_timm_source(
-        (*name_layers((*AUTHORS_LAYERS, "norm", "head")), *name_block("stages.#.#.", AUTHORS_PARTS, "gamma")),
-        *("downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),
-    ),
+    make_timm_source(side.parse_table(AUTHORS_TABLE), "downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),
     side.SourceNames(
         layout="torchvision",
-        table=make_torchvision_table(),
+        table=side.parse_table(TORCHVISION_TABLE, as_map=AS_MAP),
         markers=("features.0.0.weight", "features.1.0.block.0.weight", "features.1.0.layer_scale"),
         supported={"channels": (3,), "patch_size": (4,), "number of stages": (1, 2, 3, 4)},
         details={"crop": find_torchvision_crop, "interpolation": "bilinear"},
     ),
     side.SourceNames(
         layout="hf",
-        table=(
-            *name_layers((*HF_LAYERS[:2], f"{HF_HALVING}.0", f"{HF_HALVING}.1", *HF_LAYERS[2:])),
-            *name_block(HF_BLOCK, ("dwconv", "layernorm", "pwconv1", "pwconv2"), "layer_scale_parameter"),
-        ),
-        markers=("embeddings.patch_embeddings.weight", f"{HF_BLOCK}dwconv.weight"),
+        table=side.parse_table(HF_TABLE),
+        markers=("embeddings.patch_embeddings.weight", "encoder.stages.#.layers.#.dwconv.weight"),
         card=make_hf_card,
         details={
             "model_type": "convnext",

@@ -301,16 +301,16 @@ def has_cooling(config: side.ConfigFields) -> bool:
     return config["cooling"]
 
 
-PARTS = ("norm1", "norm2", "mlp.fc#", "attn.qkv", "attn.proj", "ex_conv", "ex_ln")
-BIAS = "layers.#.blocks.#.attn.{}.pos"
 PLAIN = side.SourceNames(
     layout="authors",
-    table=(
-        *side.keep_names("patch_embed.projs.#.*", "patch_embed.norm.*", "norm.*", "head.*"),
-        *side.keep_names("layers.#.downsample.norm.*", "layers.#.downsample.reductions.#.*"),
-        *side.keep_names(*(f"layers.#.blocks.#.{part}.*" for part in PARTS)),
-        side.make_entry(f"{BIAS.format('pos')}_proj.*", f"{BIAS.format('position_bias')}_proj.*"),
-        side.make_entry(f"{BIAS.format('pos')}#.#.*", f"{BIAS.format('position_bias')}#.#.*"),
+    table=side.parse_table(
+        """
+        {patch_embed.projs.#,patch_embed.norm,norm,head}.*
+        layers.#.downsample.{norm,reductions.#}.*
+        layers.#.blocks.#.{norm1,norm2,mlp.fc#,attn.qkv,attn.proj,ex_conv,ex_ln}.*
+        layers.#.blocks.#.attn.pos. -> layers.#.blocks.#.attn.position_bias.:
+            {pos_proj,pos#.#}.*
+        """
     ),
     markers=("patch_embed.projs.0.weight", "layers.0.blocks.0.attn.pos.pos_proj.weight"),
     accepts=lambda config: not config["cooling"],

@@ -356,17 +356,15 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return {"architecture": "crossvit_tiny_240", "num_classes": config["classes"], "model_args": arguments}
 
 
-BLOCK_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#")
-FUSION_PARTS = ("norm1", "attn.wq", "attn.wk", "attn.wv", "attn.proj")
-PARTS = (
-    *side.keep_names("patch_embed.#.proj.*", "patch_embed.#.proj.#.*", "norm.#.*", "head.#.*"),
-    *side.keep_names(*(f"blocks.#.blocks.#.#.{part}.*" for part in BLOCK_PARTS)),
-    *side.keep_names(*(f"blocks.#.fusion.#.{part}.*" for part in FUSION_PARTS)),
-    *side.keep_names("blocks.#.projs.#.#.*", "blocks.#.revert_projs.#.#.*"),
-)
+TABLE = """
+    {patch_embed.#.proj,patch_embed.#.proj.#,norm.#,head.#}.*
+    blocks.#.blocks.#.#.{norm1,attn.qkv,attn.proj,norm2,mlp.fc#}.*
+    blocks.#.fusion.#.{norm1,attn.wq,attn.wk,attn.wv,attn.proj}.*
+    blocks.#.{projs,revert_projs}.#.#.*
+"""
 TIMM = side.SourceNames(
     layout="timm",
-    table=(*side.keep_names("cls_token_#", "pos_embed_#"), *PARTS),
+    table=side.parse_table(TABLE + "{cls_token,pos_embed}_#"),
     markers=("pos_embed_0", "blocks.0.fusion.0.norm1.weight"),
     assumed={"norm_eps": 1e-6},
     card=make_timm_card,
@@ -380,7 +378,7 @@ TIMM = side.SourceNames(
 )
 AUTHORS = side.SourceNames(
     layout="authors",
-    table=(side.make_entry("cls_token.#", "cls_token_#"), side.make_entry("pos_embed.#", "pos_embed_#"), *PARTS),
+    table=side.parse_table(TABLE + "{cls_token,pos_embed}.# -> {cls_token,pos_embed}_#"),
     markers=("pos_embed.0", "blocks.0.fusion.0.norm1.weight"),
     assumed={"norm_eps": 1e-6},
     details={"wrapper": "model"},

@@ -276,44 +276,40 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
     }
 
 
-BLOCK, HF_BLOCK = "stage#.blocks.#.", "encoder.stages.#.layers.#."
-HF_EMBED, HF_ATTENTION = "encoder.stages.#.embedding.convolution_embeddings.", f"{HF_BLOCK}attention.attention."
-WORDS = {"q": "query", "k": "key", "v": "value"}
-CONVOLUTIONS = {  # ours, which are the authors', and transformers'
-    f"{BLOCK}attn.conv_proj_{letter}.": f"{HF_ATTENTION}convolution_projection_{word}.convolution_projection."
-    for letter, word in WORDS.items()
-}
-NAMES = {
-    "stage#.cls_token": "encoder.stages.#.cls_token",
-    "stage#.patch_embed.proj.*": f"{HF_EMBED}projection.*",
-    "stage#.patch_embed.norm.*": f"{HF_EMBED}normalization.*",
-    f"{BLOCK}norm1.*": f"{HF_BLOCK}layernorm_before.*",
-    **{f"{ours}conv.weight": f"{theirs}convolution.weight" for ours, theirs in CONVOLUTIONS.items()},
-    **{
-        f"{ours}bn.{part}": f"{theirs}normalization.{part}"
-        for ours, theirs in CONVOLUTIONS.items()
-        for part in side.BATCH_NORM_PARTS
-    },
-    **{f"{BLOCK}attn.proj_{letter}.*": f"{HF_ATTENTION}projection_{word}.*" for letter, word in WORDS.items()},
-    f"{BLOCK}attn.proj.*": f"{HF_BLOCK}attention.output.dense.*",
-    f"{BLOCK}norm2.*": f"{HF_BLOCK}layernorm_after.*",
-    f"{BLOCK}mlp.fc1.*": f"{HF_BLOCK}intermediate.dense.*",
-    f"{BLOCK}mlp.fc2.*": f"{HF_BLOCK}output.dense.*",
-    "norm.*": "layernorm.*",
-    "head.*": "classifier.*",
-}
+AUTHORS_TABLE = """
+    stage#.cls_token
+    stage#.patch_embed.{proj,norm}.*
+    stage#.blocks.#.{norm1,attn.proj_q,attn.proj_k,attn.proj_v,attn.proj,norm2,mlp.fc1,mlp.fc2}.*
+    stage#.blocks.#.attn.conv_proj_{q,k,v}.{conv.weight,bn.+}
+    {norm,head}.*
+"""
+HF_TABLE = """
+    encoder.stages.#. -> stage#.:
+        cls_token
+        embedding.convolution_embeddings.{projection,normalization}.* -> patch_embed.{proj,norm}.*
+        layers.#. -> blocks.#.:
+            {layernorm_before,layernorm_after}.* -> {norm1,norm2}.*
+            attention.attention.projection_{query,key,value}.* -> attn.proj_{q,k,v}.*
+            attention.attention.convolution_projection_{query,key,value}. -> attn.conv_proj_{q,k,v}.:
+                convolution_projection.{convolution.weight,normalization.+} -> {conv.weight,bn.+}
+            {attention.output,intermediate,output}.dense.* -> {attn.proj,mlp.fc1,mlp.fc2}.*
+    {layernorm,classifier}.* -> {norm,head}.*
+"""
 SOURCES = (
     side.SourceNames(
         layout="authors",
-        table=side.keep_names(*NAMES),
+        table=side.parse_table(AUTHORS_TABLE),
         markers=("stage0.patch_embed.proj.weight", "stage0.blocks.0.attn.conv_proj_q.conv.weight"),
         supported={"activation": ("quick_gelu",)},
         details={"wrapper": ""},
     ),
     side.SourceNames(
         layout="hf",
-        table=tuple(side.make_entry(theirs, ours) for ours, theirs in NAMES.items()),
-        markers=(f"{HF_EMBED}projection.weight", f"{HF_ATTENTION}projection_query.weight"),
+        table=side.parse_table(HF_TABLE),
+        markers=(
+            "encoder.stages.#.embedding.convolution_embeddings.projection.weight",
+            "encoder.stages.#.layers.#.attention.attention.projection_query.weight",
+        ),
         supported={"has a head": (True,)},
         assumed={"activation": "gelu"},
         card=make_hf_card,

@@ -189,13 +189,14 @@ def has_width_of_s(config: side.ConfigFields) -> bool:
     return config["width"] == PRESETS["deepvit_S"].width
 
 
-BLOCK_PARTS = ("norm1.*", "attn.qkv.*", "attn.proj.*", "attn.reatten_matrix.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")
-NAME_TABLE = side.keep_names(
-    *("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*"),
-    *("patch_embed.conv1.weight", "patch_embed.conv2.weight"),
-    *(name for norm in ("patch_embed.bn1", "patch_embed.bn2") for name in side.list_batch_norm_names(norm)),
-    *(f"blocks.#.{part}" for part in BLOCK_PARTS),
-    *side.list_batch_norm_names("blocks.#.attn.var_norm"),
+NAME_TABLE = side.parse_table(
+    """
+    {cls_token,pos_embed}
+    {patch_embed.proj,norm,head}.*
+    patch_embed.{conv1.weight,conv2.weight,bn1.+,bn2.+}
+    blocks.#.{norm1,attn.qkv,attn.proj,attn.reatten_matrix,norm2,mlp.fc1,mlp.fc2}.*
+    blocks.#.attn.var_norm.+
+    """
 )
 ASSUMED = {"norm_eps": 1e-6, "scaled_maps": False, "branch_scale": PLAIN.branch_scale}
 AUTHORS = side.SourceNames(

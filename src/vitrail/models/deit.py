@@ -183,7 +183,7 @@ SOURCES = (
         layout="hf",
         table=(
             *hf_names.HF_DISTILLED,
-            side.make_entry("embeddings.distillation_token", "dist_token"),
+            *side.parse_table("embeddings.distillation_token -> dist_token"),
             *hf_names.HF_VIT_TABLE,
         ),
         markers=(hf_names.HF_KERNEL, "embeddings.distillation_token", "distillation_classifier.weight"),

@@ -236,7 +236,6 @@ ALIASES = {
     **{f"EVA-02-{LETTERS[size]}/14@{px}": f"eva02_{size}_patch14_{px}" for size, px in TUNED.items()},
 }
 
-BLOCK, QV_BIAS = "blocks.#.", "blocks.#.attn.qkv.qv_bias"
 DEFAULT_GRID = 16  # rows and columns of patches in images of a model without a table, which fits any size
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 20, 4096: 32}  # of DINOv3
 CLIP_MEAN_STD = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}  # of EVA-02
@@ -252,7 +251,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields |= {
         "activation": "swiglu" if swiglu else "gelu",
         "mlp_norm": "blocks.0.mlp.norm.weight" in shapes,
-        "qv_bias": QV_BIAS.replace("#", "0") in shapes,
+        "qv_bias": "blocks.0.attn.qkv.qv_bias" in shapes,
         "registers": registers,
         "rotary": "centered" if not table else "indexed" if swiglu else "none",
         "positions": "learned" if table else "none",
@@ -305,21 +304,22 @@ def make_dinov3_hf_card(config: side.ConfigFields) -> dict[str, Any]:
     }
 
 
-BASE_TABLE = (
-    *side.keep_names("cls_token", "reg_token", "pos_embed", "patch_embed.proj.*", "norm.*", "fc_norm.*", "head.*"),
-    *side.keep_names(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj", "mlp.norm", "mlp.fc2"))),
-    *(side.make_entry(f"{BLOCK}gamma_{n}", f"{BLOCK}ls{n}.gamma") for n in (1, 2)),
-)
-FUSED = (
-    *side.keep_names(f"{BLOCK}attn.qkv.weight"),
-    side.make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], QV_BIAS, side.TWO_PARTS),
-)
-SEPARATE = (
-    side.make_entry([f"{BLOCK}attn.{part}_proj.weight" for part in "qkv"], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS),
-    side.make_entry([f"{BLOCK}attn.{part}_proj.bias" for part in "qv"], QV_BIAS, side.TWO_PARTS),
-)
-PACKED = side.keep_names(f"{BLOCK}mlp.fc1.*")
-GATED = (side.make_entry([f"{BLOCK}mlp.fc1_g.*", f"{BLOCK}mlp.fc1_x.*"], f"{BLOCK}mlp.fc1.*", side.TWO_PARTS),)
+TIMM_TABLE = """
+    {cls_token,reg_token,pos_embed}
+    {patch_embed.proj,norm,fc_norm,head}.*
+    blocks.#.{norm1,norm2,attn.proj,mlp.norm,mlp.fc2}.*
+    blocks.#.gamma_{1,2} -> blocks.#.ls{1,2}.gamma
+"""
+FUSED = """
+    blocks.#.attn.qkv.weight
+    blocks.#.attn.[q_bias,v_bias] -> blocks.#.attn.qkv.qv_bias
+"""
+SEPARATE = """
+    blocks.#.attn.[q,k,v]_proj.weight -> blocks.#.attn.qkv.weight
+    blocks.#.attn.[q,v]_proj.bias -> blocks.#.attn.qkv.qv_bias
+"""
+PACKED = "    blocks.#.mlp.fc1.*"
+GATED = "    blocks.#.mlp.[fc1_g,fc1_x].* -> blocks.#.mlp.fc1.*"
 
 
 def is_gated(config: side.ConfigFields) -> bool:
@@ -330,7 +330,7 @@ def is_gated(config: side.ConfigFields) -> bool:
 def make_timm_source(*markers: str, gated: bool, separate: bool = False) -> side.SourceNames:
     return side.SourceNames(
         layout="timm",
-        table=(*BASE_TABLE, *(SEPARATE if separate else FUSED), *(GATED if gated else PACKED)),
+        table=side.parse_table(TIMM_TABLE + (SEPARATE if separate else FUSED) + (GATED if gated else PACKED)),
         markers=(encoder_names.PATCH_KERNEL, *markers),
         accepts=lambda config: is_gated(config) == gated and config["mlp_norm"] == separate,
         card=make_timm_card,
@@ -343,26 +343,30 @@ def make_timm_source(*markers: str, gated: bool, separate: bool = False) -> side
     )
 
 
-def make_hf_table(*, gated: bool) -> tuple[side.NameEntry, ...]:
-    """With the names on disk, then those in memory."""
-    rows = [side.make_entry(f"embeddings.{theirs}", ours) for theirs, ours in HF_EMBEDDINGS.items()]
-    for layer in ("layer.#.", "model.layer.#."):
-        parts, halves = [f"{layer}attention.{part}_proj." for part in "qkv"], ("gate", "up") if gated else ("up",)
-        rows += [side.make_entry(f"{layer}norm{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)]
-        rows += [side.make_entry(f"{layer}layer_scale{n}.lambda1", f"{BLOCK}ls{n}.gamma") for n in (1, 2)]
-        rows += [
-            side.make_entry([f"{part}weight" for part in parts], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS),
-            side.make_entry([f"{parts[0]}bias", f"{parts[2]}bias"], QV_BIAS, side.TWO_PARTS),
-            side.make_entry(f"{layer}attention.o_proj.*", f"{BLOCK}attn.proj.*"),
-            side.make_entry(
-                [f"{layer}mlp.{half}_proj.*" for half in halves], f"{BLOCK}mlp.fc1.*", *([side.TWO_PARTS] * gated)
-            ),
-            side.make_entry(f"{layer}mlp.down_proj.*", f"{BLOCK}mlp.fc2.*"),
-        ]
-    return (*rows, *side.keep_names("norm.*"))
-
-
-HF_EMBEDDINGS = {"cls_token": "cls_token", "register_tokens": "reg_token", "patch_embeddings.*": "patch_embed.proj.*"}
+# with the names on disk, then those in memory
+HF_TABLE = """
+    norm.*
+    embeddings.{cls_token,register_tokens,patch_embeddings.*} -> {cls_token,reg_token,patch_embed.proj.*}
+    {,model.}layer.#. -> blocks.#.:
+        {norm1,norm2}.*
+        layer_scale{1,2}.lambda1 -> ls{1,2}.gamma
+        attention.[q,k,v]_proj.weight -> attn.qkv.weight
+        attention.[q,v]_proj.bias -> attn.qkv.qv_bias
+        {attention.o_proj,mlp.down_proj}.* -> {attn.proj,mlp.fc2}.*
+"""
+HF_PACKED = "        mlp.up_proj.* -> mlp.fc1.*"
+HF_GATED = "        mlp.[gate,up]_proj.* -> mlp.fc1.*"
+FACEBOOK_TABLE = """
+    {storage_tokens,cls_token} -> {reg_token,cls_token}
+    {patch_embed.proj,norm}.*
+    blocks.#.:
+        {norm1,norm2,attn.proj}.*
+        ls{1,2}.gamma
+        attn.qkv.weight
+        attn.qkv.bias -> attn.qkv.qv_bias | without_keys
+"""
+FACEBOOK_PACKED = "        mlp.{fc1,fc2}.*"
+FACEBOOK_GATED = "        mlp.{[w1,w2],w3}.* -> mlp.{fc1,fc2}.*"
 DINOV3_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "classes": (0,),
     "rotary": ("centered",),
@@ -375,7 +379,7 @@ DINOV3_SUPPORTED: dict[str, tuple[Any, ...]] = {
 def make_hf_source(*markers: str, gated: bool) -> side.SourceNames:
     return side.SourceNames(
         layout="hf",
-        table=make_hf_table(gated=gated),
+        table=side.parse_table(HF_TABLE + (HF_GATED if gated else HF_PACKED)),
         markers=("embeddings.patch_embeddings.weight", "embeddings.register_tokens", *markers),
         accepts=lambda config: (config["activation"] == "swiglu") == gated,
         supported=DINOV3_SUPPORTED,
@@ -388,21 +392,7 @@ def make_facebook_source(*markers: str, gated: bool) -> side.SourceNames:
     """The files of DINOv3, whose SwiGLU is as in its code: w1, w2 and w3."""
     return side.SourceNames(
         layout="authors",
-        table=(
-            side.make_entry("storage_tokens", "reg_token"),
-            *side.keep_names("cls_token", "patch_embed.proj.*", "norm.*", f"{BLOCK}attn.qkv.weight"),
-            *side.keep_names(*(f"{BLOCK}{part}.*" for part in ("norm1", "norm2", "attn.proj"))),
-            *side.keep_names(*(f"{BLOCK}ls{n}.gamma" for n in (1, 2))),
-            side.make_entry(f"{BLOCK}attn.qkv.bias", QV_BIAS, QV_IN_QKV),
-            *(
-                (
-                    side.make_entry([f"{BLOCK}mlp.w1.*", f"{BLOCK}mlp.w2.*"], f"{BLOCK}mlp.fc1.*", side.TWO_PARTS),
-                    side.make_entry(f"{BLOCK}mlp.w3.*", f"{BLOCK}mlp.fc2.*"),
-                )
-                if gated
-                else side.keep_names(f"{BLOCK}mlp.fc1.*", f"{BLOCK}mlp.fc2.*")
-            ),
-        ),
+        table=side.parse_table(FACEBOOK_TABLE + (FACEBOOK_GATED if gated else FACEBOOK_PACKED), without_keys=QV_IN_QKV),
         markers=(encoder_names.PATCH_KERNEL, "storage_tokens", *markers),
         accepts=lambda config: (config["activation"] == "swiglu") == gated,
         supported=DINOV3_SUPPORTED,

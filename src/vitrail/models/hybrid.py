@@ -18,7 +18,7 @@ from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_gr
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers, lecun_normal_
 from vitrail.models.names import encoder_names
-from vitrail.models.names.flax_names import make_resnet_entries
+from vitrail.models.names.flax_names import make_resnet_table
 from vitrail.models.parts.convolutions import MaxPoolSame, pad_same
 from vitrail.models.parts.encoder import DropRates, PatchEncoder, make_encoder_blocks, make_head, zero_head
 
@@ -232,15 +232,18 @@ def has_no_stages(config: side.ConfigFields) -> bool:
     return not config["stages"]
 
 
-ROOT, STEM, UNIT = "patch_embed.backbone.", "patch_embed.backbone.stem.", "patch_embed.backbone.stages.#.blocks.#."
-STEM_NAMES = (
-    *(f"{root}{part}" for root in (STEM, ROOT) for part in ("conv.weight", "norm.*")),
-    *(f"{UNIT}{part}{n}.{end}" for n in (1, 2, 3) for part, end in (("conv", "weight"), ("norm", "*"))),
-    *(f"{UNIT}downsample.{part}" for part in ("conv.weight", "norm.*")),
+ROOT, STEM = "patch_embed.backbone.", "patch_embed.backbone.stem."
+STAGE_TABLE = side.parse_table(
+    """
+    patch_embed.backbone.{stem.,}conv.weight
+    patch_embed.backbone.{stem.,}norm.*
+    patch_embed.backbone.stages.#.blocks.#.{conv1,conv2,conv3,downsample.conv}.weight
+    patch_embed.backbone.stages.#.blocks.#.{norm1,norm2,norm3,downsample.norm}.*
+    """
 )
 GOOGLE = replace(
     encoder_names.GOOGLE,
-    table=(*encoder_names.GOOGLE.table, *make_resnet_entries(STEM)),
+    table=encoder_names.GOOGLE.table + make_resnet_table(STEM),
     markers=("embedding/kernel", "conv_root/kernel", "block1/unit1/conv1/kernel"),
     assumed={"constants": "google", "norm_eps": 1e-6},
     details={"fields": {"constants": "google"}},
@@ -248,7 +251,7 @@ GOOGLE = replace(
 SOURCES = (
     replace(
         encoder_names.TIMM,
-        table=(*encoder_names.TIMM_TABLE, *side.keep_names(*STEM_NAMES)),
+        table=encoder_names.TIMM_TABLE + STAGE_TABLE,
         markers=(encoder_names.PATCH_KERNEL, "patch_embed.backbone."),
         assumed={"constants": "timm", "norm_eps": 1e-6},
         card=None,
@@ -256,7 +259,7 @@ SOURCES = (
     ),
     replace(  # a ResNet without stages
         GOOGLE,
-        table=(*encoder_names.GOOGLE.table, *make_resnet_entries(ROOT)),
+        table=encoder_names.GOOGLE.table + make_resnet_table(ROOT),
         markers=GOOGLE.markers[:2],
         accepts=has_no_stages,
     ),

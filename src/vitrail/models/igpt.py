@@ -302,17 +302,18 @@ TRANSPOSED = side.TensorTransform(lambda parts: parts[0].T, lambda tensor, _: [t
 ONE_TABLE = side.TensorTransform(lambda parts: parts[0][None], lambda tensor, _: [tensor[0]])
 HF_IMAGEGPT = side.SourceNames(
     layout="imagegpt",
-    table=(
-        side.make_entry("palette", "palette"),  # `clusters` of its preprocessor_config.json
-        side.make_entry("transformer.wte.weight", "colour_embed.weight"),
-        side.make_entry("transformer.wpe.weight", "pos_embed", ONE_TABLE),
-        *(side.make_entry(f"transformer.h.#.ln_{n}.weight", f"blocks.#.norm{n}.weight") for n in (1, 2)),
-        side.make_entry("transformer.h.#.attn.c_attn.weight", "blocks.#.attn.qkv.weight", TRANSPOSED),
-        side.make_entry("transformer.h.#.attn.c_proj.weight", "blocks.#.attn.proj.weight", TRANSPOSED),
-        side.make_entry("transformer.h.#.mlp.c_fc.weight", "blocks.#.mlp.fc1.weight", TRANSPOSED),
-        side.make_entry("transformer.h.#.mlp.c_proj.weight", "blocks.#.mlp.fc2.weight", TRANSPOSED),
-        side.make_entry("transformer.ln_f.weight", "norm.weight"),
-        side.make_entry("lm_head.weight", "output.weight"),
+    table=side.parse_table(  # the palette is `clusters` of its preprocessor_config.json
+        """
+        palette
+        {transformer.wte,lm_head,transformer.ln_f}.weight -> {colour_embed,output,norm}.weight
+        transformer.wpe.weight -> pos_embed | one_table
+        transformer.h.#. -> blocks.#.:
+            {ln_1,ln_2}.weight -> {norm1,norm2}.weight
+            attn.{c_attn,c_proj}.weight -> attn.{qkv,proj}.weight | transposed
+            mlp.{c_fc,c_proj}.weight -> mlp.{fc1,fc2}.weight | transposed
+        """,
+        one_table=ONE_TABLE,
+        transposed=TRANSPOSED,
     ),
     markers=("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.ln_1.weight", "lm_head.weight"),
     supported={"classes": (0,), "causal": (True,), "channels": (3,)},

@@ -377,70 +377,70 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     return side.InferredConfig(fields=fields)
 
 
-def make_layer_entries(
-    theirs: str, ours: str, layer: str, norm: str, transform: side.TensorTransform = side.IDENTITY
-) -> tuple[side.NameEntry, ...]:
-    """A linear map or convolution and its batch norm, which they call `layer` and `norm`."""
-    return (
-        side.make_entry(f"{theirs}.{layer}.weight", f"{ours}.linear.weight", transform),
-        *(side.make_entry(f"{theirs}.{norm}.{part}", f"{ours}.bn.{part}") for part in side.BATCH_NORM_PARTS),
-    )
-
-
-def make_head_entries(theirs: str, ours: str, layer: str, norm: str) -> tuple[side.NameEntry, ...]:
-    return (
-        side.make_entry(f"{theirs}.{layer}.bias", f"{ours}.linear.bias"),
-        *make_layer_entries(theirs, ours, layer, norm),
-    )
-
-
-BLOCK, DOWNSAMPLE = "stages.#.blocks.#", "stages.#.downsample"
-LAYERS = (
-    *(f"{BLOCK}.{part}" for part in ("attn.qkv", "attn.proj.ln", "mlp.ln1", "mlp.ln2")),
-    *(f"{DOWNSAMPLE}.attn_downsample.{part}" for part in ("kv", "q.ln", "proj.ln")),
-    *(f"{DOWNSAMPLE}.mlp.{part}" for part in ("ln1", "ln2")),
-)
-TIMM_TABLE = (
-    *make_layer_entries("stem.conv#", "stem.conv#", "linear", "bn"),
-    *(row for name in LAYERS for row in make_layer_entries(name, name, "linear", "bn", MATRIX)),
-    *(
-        side.make_entry(f"{name}.attention_biases", f"{name}.attention_biases", BIASES)
-        for name in (f"{BLOCK}.attn", f"{DOWNSAMPLE}.attn_downsample")
-    ),
-    *(row for name in ("head", "head_dist") for row in make_head_entries(name, name, "linear", "bn")),
-)
-HF_PARTS = {
-    "attn": {"qkv": "queries_keys_values", "proj.ln": "projection"},
-    "attn_downsample": {"kv": "keys_values", "q.ln": "queries", "proj.ln": "projection"},
-    "mlp": {"ln1": "linear_up", "ln2": "linear_down"},
+TIMM_TABLE = """
+    stem.conv#.{linear.weight,bn.+}
+    {stages.#.blocks.#.attn,stages.#.downsample.attn_downsample}.attention_biases | biases
+    stages.#.blocks.#.{attn.qkv,attn.proj.ln,mlp.ln1,mlp.ln2}.:
+        linear.weight | matrix
+        bn.+
+    stages.#.downsample.{attn_downsample.kv,attn_downsample.q.ln,attn_downsample.proj.ln,mlp.ln1,mlp.ln2}.:
+        linear.weight | matrix
+        bn.+
+    {head,head_dist}.{linear.*,bn.+}
+"""
+# each number stands for the attention or the MLP of a block, or for those before a stage, which halve the grid
+HF_LAYERS = {
+    "attn": """
+        module.{queries_keys_values,projection}.{linear.weight,batch_norm.+} -> {qkv,proj.ln}.{linear.weight,bn.+}
+        module.attention_biases -> attention_biases | biases
+    """,
+    "attn_downsample": """
+        {keys_values,queries,projection}.{linear.weight,batch_norm.+} -> {kv,q.ln,proj.ln}.{linear.weight,bn.+}
+        attention_biases | biases
+    """,
+    "mlp": """
+        module.{linear_up,linear_down}.{linear.weight,batch_norm.+} -> {ln1,ln2}.{linear.weight,bn.+}
+    """,
 }
-AUTHORS_PARTS = {
-    "attn": {"qkv": "qkv", "proj.ln": "proj.1"},
-    "attn_downsample": {"kv": "kv", "q.ln": "q.1", "proj.ln": "proj.1"},
-    "mlp": {"ln1": "0", "ln2": "2"},
+AUTHORS_LAYERS = {
+    "attn": """
+        m.{qkv,proj.1}.{c.weight,bn.+} -> {qkv,proj.ln}.{linear.weight,bn.+}
+        m.attention_biases -> attention_biases | biases
+    """,
+    "attn_downsample": """
+        {kv,q.1,proj.1}.{c.weight,bn.+} -> {kv,q.ln,proj.ln}.{linear.weight,bn.+}
+        attention_biases | biases
+    """,
+    "mlp": """
+        m.{0,2}.{c.weight,bn.+} -> {ln1,ln2}.{linear.weight,bn.+}
+    """,
 }
+HF_AROUND = side.parse_table(
+    """
+    patch_embeddings.embedding_layer_#.{convolution.weight,batch_norm.+} -> stem.conv#.{linear.weight,bn.+}
+    {classifier,classifier_distill}.{linear.*,batch_norm.+} -> {head,head_dist}.{linear.*,bn.+}
+    """
+)
+AUTHORS_AROUND = side.parse_table(
+    """
+    patch_embed.{0,2,4,6}.{c.weight,bn.+} -> stem.{conv1,conv2,conv3,conv4}.{linear.weight,bn.+}
+    {head,head_dist}.{l.*,bn.+} -> {head,head_dist}.{linear.*,bn.+}
+    """
+)
 
 
-def list_layers(stages: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
-    """The place of each layer in transformers, and our name of its block and of the layer in it."""
+def make_counted_table(stages: tuple[int, ...], layers: Mapping[str, str]) -> tuple[side.NameEntry, ...]:
+    """All layers, counted by stage in transformers and overall by the authors."""
+    rows, count = list[side.NameEntry](), 0
     for stage, depth in enumerate(stages):
-        layers = [(f"stages.{stage}.blocks.{block}", part) for block in range(depth) for part in ("attn", "mlp")]
+        parts = [(f"stages.{stage}.blocks.{block}", part) for block in range(depth) for part in ("attn", "mlp")]
         if stage + 1 < len(stages):
-            layers += [(f"stages.{stage + 1}.downsample", part) for part in ("attn_downsample", "mlp")]
-        for number, (block, part) in enumerate(layers):
-            yield f"encoder.stages.{stage}.layers.{number}", block, part
-
-
-def make_counted_entries(
-    stages: tuple[int, ...], parts: Mapping[str, Mapping[str, str]], branch: str, layer: str, norm: str
-) -> Iterator[side.NameEntry]:
-    """All layers, counted by stage in transformers and overall by the authors; those with a residual in a `branch`."""
-    for count, (place, block, part) in enumerate(list_layers(stages)):
-        theirs = (place if parts is HF_PARTS else f"blocks.{count}") + (f".{branch}" if part in ("attn", "mlp") else "")
-        for ours, name in parts[part].items():
-            yield from make_layer_entries(f"{theirs}.{name}", f"{block}.{part}.{ours}", layer, norm)
-        if part != "mlp":
-            yield side.make_entry(f"{theirs}.attention_biases", f"{block}.{part}.attention_biases", BIASES)
+            parts += [(f"stages.{stage + 1}.downsample", part) for part in ("attn_downsample", "mlp")]
+        for number, (block, part) in enumerate(parts):
+            theirs = f"encoder.stages.{stage}.layers.{number}." if layers is HF_LAYERS else f"blocks.{count + number}."
+            rows += side.parse_table(f"{theirs} -> {block}.{part}.:\n{layers[part]}", biases=BIASES)
+        count += len(parts)
+    return tuple(rows)
 
 
 def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -485,7 +485,7 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 
 TIMM = side.SourceNames(
     layout="timm",
-    table=TIMM_TABLE,
+    table=side.parse_table(TIMM_TABLE, biases=BIASES, matrix=MATRIX),
     markers=("stem.conv1.linear.weight", "stages.0.blocks.0.attn.attention_biases"),
     supported={"convolutions": (4, 3)},
     card=make_timm_card,
@@ -507,12 +507,7 @@ TIMM = side.SourceNames(
 def make_hf_source(stages: tuple[int, ...]) -> side.SourceNames:
     return side.SourceNames(
         layout="hf",
-        table=(
-            *make_layer_entries("patch_embeddings.embedding_layer_#", "stem.conv#", "convolution", "batch_norm"),
-            *make_counted_entries(stages, HF_PARTS, "module", "linear", "batch_norm"),
-            *make_head_entries("classifier", "head", "linear", "batch_norm"),
-            *make_head_entries("classifier_distill", "head_dist", "linear", "batch_norm"),
-        ),
+        table=HF_AROUND + make_counted_table(stages, HF_LAYERS),
         markers=(
             "patch_embeddings.embedding_layer_1.convolution.weight",
             f"encoder.stages.0.layers.{2 * stages[0]}.keys_values.linear.weight",
@@ -535,15 +530,7 @@ def make_hf_source(stages: tuple[int, ...]) -> side.SourceNames:
 def make_authors_source(stages: tuple[int, ...]) -> side.SourceNames:
     return side.SourceNames(
         layout="authors",
-        table=(
-            *(
-                row
-                for number in range(4)
-                for row in make_layer_entries(f"patch_embed.{2 * number}", f"stem.conv{number + 1}", "c", "bn")
-            ),
-            *make_counted_entries(stages, AUTHORS_PARTS, "m", "c", "bn"),
-            *(row for name in ("head", "head_dist") for row in make_head_entries(name, name, "l", "bn")),
-        ),
+        table=AUTHORS_AROUND + make_counted_table(stages, AUTHORS_LAYERS),
         markers=("patch_embed.0.c.weight", f"blocks.{2 * stages[0]}.kv.c.weight"),
         accepts=lambda config: config["stages"] == stages or stages == PUBLISHED_STAGES[-1],
         supported={"stages": PUBLISHED_STAGES, "convolutions": (4,)},

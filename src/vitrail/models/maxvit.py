@@ -292,20 +292,6 @@ ALIASES = {
 }
 
 HEAD_WIDTH = 32  # of all published models
-BLOCK, TABLE = "stages.#.blocks.#.", "attn.position_bias.table"
-TABLE_END = "relative_position_bias_table"
-ATTENTIONS = {"attn_block": "window_attention", "attn_grid": "grid_attention"}  # in torchvision
-BATCH_NORMS = {"pre_norm": "pre_norm", "norm1": "conv_a.1", "norm2": "conv_b.1"}
-CONVOLUTIONS = {"conv1_1x1": "conv_a.0", "conv2_kxk": "conv_b.0", "conv3_1x1": "conv_c"}
-GATES = {f"se.fc{n}": f"squeeze_excitation.fc{n}" for n in (1, 2)}
-LAYERS = {
-    "norm1": "attn_layer.0",
-    "attn.proj": "attn_layer.1.merge",
-    "norm2": "mlp_layer.0",
-    "mlp.fc1": "mlp_layer.1",
-    "mlp.fc2": "mlp_layer.3",
-}
-HEAD = {"head.norm": "classifier.2", "head.pre_logits.fc": "classifier.3", "head.fc": "classifier.5"}
 
 
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
@@ -313,7 +299,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     stem_width, channels, _, _ = side.get_shape(shapes, "stem.conv1.weight", 4)
     stages = side.count_stage_blocks(shapes, r"stages\.(\d+)\.", r"stages\.{}\.blocks\.(\d+)\.", first=0)
     first = [f"stages.{stage}.blocks.0.attn_block." for stage in range(len(stages))]
-    tables = [side.get_shape(shapes, f"{name}{TABLE}", 3) for name in first]
+    tables = [side.get_shape(shapes, f"{name}attn.position_bias.table", 3) for name in first]
     stride = 2 ** (len(stages) + 1)
     widths = tuple(side.get_shape(shapes, f"{name}norm1.weight", 1)[0] for name in first)
     fields = side.describe_stages(shapes, channels, stages, widths, "head.fc.weight") | {
@@ -381,35 +367,32 @@ BY_WIDTH = side.TensorTransform(
 )
 
 
-def make_timm_table() -> tuple[side.NameEntry, ...]:
-    layers = [f"{BLOCK}conv.{name}.*" for name in (*CONVOLUTIONS, *GATES, "shortcut.expand")]
-    layers += [f"{BLOCK}{block}.{name}.*" for block in ATTENTIONS for name in (*LAYERS, "attn.qkv")]
-    norms = [each for name in BATCH_NORMS for each in side.list_batch_norm_names(f"{BLOCK}conv.{name}")]
-    tables = (
-        side.make_entry(f"{BLOCK}{each}.attn.rel_pos.{TABLE_END}", f"{BLOCK}{each}.{TABLE}") for each in ATTENTIONS
-    )
-    stem = ("stem.conv1.*", "stem.conv2.*", *side.list_batch_norm_names("stem.norm1"))
-    return (*side.keep_names(*stem, *layers, *norms, *(f"{name}.*" for name in HEAD)), *tables)
-
-
-def make_torchvision_table() -> tuple[side.NameEntry, ...]:
-    start, ours = "blocks.#.layers.#.layers.", f"{BLOCK}conv."
-    names = {"stem.conv1": "stem.0.0", "stem.conv2": "stem.1.0", **HEAD}
-    names |= {ours + name: f"{start}MBconv.layers.{theirs}" for name, theirs in (CONVOLUTIONS | GATES).items()}
-    names[f"{ours}shortcut.expand"] = f"{start}MBconv.proj.1"
-    norms = {"stem.norm1": "stem.0.1"}
-    norms |= {ours + name: f"{start}MBconv.layers.{theirs}" for name, theirs in BATCH_NORMS.items()}
-    rows = list[side.NameEntry]()
-    for block, kind in ATTENTIONS.items():
-        attention = f"{start}{kind}.attn_layer.1."
-        names |= {f"{BLOCK}{block}.{name}": f"{start}{kind}.{theirs}" for name, theirs in LAYERS.items()}
-        rows.append(side.make_entry(f"{attention}to_qkv.*", f"{BLOCK}{block}.attn.qkv.*", BY_WIDTH))
-        rows.append(side.make_entry(attention + TABLE_END, f"{BLOCK}{block}.{TABLE}", OFFSETS_BY_QUERY))
-    rows += [side.make_entry(f"{theirs}.*", f"{name}.*") for name, theirs in names.items()]
-    return (
-        *rows,
-        *(side.make_entry(f"{b}.{part}", f"{a}.{part}") for a, b in norms.items() for part in side.BATCH_NORM_PARTS),
-    )
+TIMM_TABLE = """
+    stem.{conv1,conv2}.*
+    stem.norm1.+
+    stages.#.blocks.#.conv.:
+        {conv1_1x1,conv2_kxk,conv3_1x1,se.fc1,se.fc2,shortcut.expand}.*
+        {pre_norm,norm1,norm2}.+
+    stages.#.blocks.#.{attn_block,attn_grid}.:
+        {norm1,attn.qkv,attn.proj,norm2,mlp.fc1,mlp.fc2}.*
+        attn.rel_pos.relative_position_bias_table -> attn.position_bias.table
+    head.{norm,pre_logits.fc,fc}.*
+"""
+TORCHVISION_TABLE = """
+    stem.{0.0,1.0}.* -> stem.{conv1,conv2}.*
+    stem.0.1.+ -> stem.norm1.+
+    blocks.#.layers.#.layers. -> stages.#.blocks.#.:
+        MBconv.layers.{conv_a.0,conv_b.0,conv_c}.* -> conv.{conv1_1x1,conv2_kxk,conv3_1x1}.*
+        MBconv.layers.{pre_norm,conv_a.1,conv_b.1}.+ -> conv.{pre_norm,norm1,norm2}.+
+        MBconv.layers.squeeze_excitation.{fc1,fc2}.* -> conv.se.{fc1,fc2}.*
+        MBconv.proj.1.* -> conv.shortcut.expand.*
+        {window,grid}_attention. -> {attn_block,attn_grid}.:
+            attn_layer.{0,1.merge}.* -> {norm1,attn.proj}.*
+            attn_layer.1.to_qkv.* -> attn.qkv.* | by_width
+            attn_layer.1.relative_position_bias_table -> attn.position_bias.table | by_query
+            mlp_layer.{0,1,3}.* -> {norm2,mlp.fc1,mlp.fc2}.*
+    classifier.{2,3,5}.* -> head.{norm,pre_logits.fc,fc}.*
+"""
 
 
 def find_torchvision_crop(config: side.ConfigFields) -> float:  # noqa: ARG001  # the same for all
@@ -420,8 +403,11 @@ def find_torchvision_crop(config: side.ConfigFields) -> float:  # noqa: ARG001  
 SOURCES = (
     side.SourceNames(
         layout="timm",
-        table=make_timm_table(),
-        markers=("stem.conv1.weight", f"{BLOCK}attn_block.attn.qkv.weight", f"{BLOCK}conv.conv1_1x1.weight"),
+        table=side.parse_table(TIMM_TABLE),
+        markers=(
+            *("stem.conv1.weight", "stages.#.blocks.#.attn_block.attn.qkv.weight"),
+            "stages.#.blocks.#.conv.conv1_1x1.weight",
+        ),
         supported={"constants": ("google",), "stem_stride": (2,)},
         card=make_timm_card,
         details={
@@ -443,7 +429,7 @@ SOURCES = (
     ),
     side.SourceNames(
         layout="torchvision",
-        table=make_torchvision_table(),
+        table=side.parse_table(TORCHVISION_TABLE, by_width=BY_WIDTH, by_query=OFFSETS_BY_QUERY),
         markers=("stem.0.0.weight", "blocks.#.layers.#.layers.MBconv.layers.conv_a.0.weight"),
         supported={"channels": (3,), "constants": ("torchvision",), "stem_stride": (2,)},
         details={

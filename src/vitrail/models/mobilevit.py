@@ -264,75 +264,49 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return side.make_preset_card(config, FAMILY.name, PRESETS)
 
 
-def make_conv_entries(
-    theirs: str, ours: str, conv: str = "convolution", norm: str = "normalization"
-) -> list[side.NameEntry]:
-    norms = [side.make_entry(f"{theirs}.{norm}.{part}", f"{ours}.bn.{part}") for part in side.BATCH_NORM_PARTS]
-    return [side.make_entry(f"{theirs}.{conv}.weight", f"{ours}.conv.weight"), *norms]
-
-
-INVERTED = {  # ours, which are timm's; transformers' and the authors'
-    "conv1_1x1": ("expand_1x1", "block.exp_1x1"),
-    "conv2_kxk": ("conv_3x3", "block.conv_3x3"),
-    "conv3_1x1": ("reduce_1x1", "block.red_1x1"),
-}
-AROUND = {
-    "conv_kxk": ("conv_kxk", "local_rep.conv_3x3"),
-    "conv_proj": ("conv_projection", "conv_proj"),
-    "conv_fusion": ("fusion", "fusion"),
-}
-BLOCK_PARTS = {
-    "norm1": ("layernorm_before", "pre_norm_mha.0"),
-    "attn.proj": ("attention.output.dense", "pre_norm_mha.1.out_proj"),
-    "norm2": ("layernorm_after", "pre_norm_ffn.0"),
-    "mlp.fc1": ("intermediate.dense", "pre_norm_ffn.1"),
-    "mlp.fc2": ("output.dense", "pre_norm_ffn.4"),
-}
-TIMM_CONVS = ("stem", "final_conv", *(f"stages.#.#.{name}" for name in (*INVERTED, *AROUND)))
-TIMM_TABLE = (
-    *(row for name in TIMM_CONVS for row in make_conv_entries(name, name, "conv", "bn")),
-    *side.keep_names("stages.#.#.conv_1x1.weight", "stages.#.#.norm.*", "head.fc.*"),
-    *side.keep_names(*(f"stages.#.#.transformer.#.{part}.*" for part in ("attn.qkv", *BLOCK_PARTS))),
-)
-
-
-def make_hf_table() -> tuple[side.NameEntry, ...]:
-    """transformers has names of their own for the convolutions that halve the map before a transformer."""
-    rows = [*make_conv_entries("conv_stem", "stem"), *make_conv_entries("conv_1x1_exp", "final_conv")]
-    rows.append(side.make_entry("classifier.*", "head.fc.*"))
-    for stage, depth in enumerate(MobileViTConfig().stages):
-        theirs, ours = f"encoder.layer.{stage}.", f"stages.{stage}."
-        place, number = ("downsampling_layer", "0") if depth else ("layer.#", "#")
-        for mine, (its, _) in INVERTED.items():
-            rows += make_conv_entries(f"{theirs}{place}.{its}", f"{ours}{number}.{mine}")
-        for mine, (its, _) in AROUND.items():
-            rows += make_conv_entries(f"{theirs}{its}", f"{ours}1.{mine}")
-    theirs, ours = "encoder.layer.#.transformer.layer.#.", "stages.#.1.transformer.#."
-    maps = [f"{theirs}attention.attention.{name}.*" for name in ("query", "key", "value")]
-    return (
-        *rows,
-        side.make_entry("encoder.layer.#.conv_1x1.convolution.weight", "stages.#.1.conv_1x1.weight"),
-        side.make_entry("encoder.layer.#.layernorm.*", "stages.#.1.norm.*"),
-        side.make_entry(maps, f"{ours}attn.qkv.*", side.THREE_PARTS),
-        *(side.make_entry(f"{theirs}{its}.*", f"{ours}{mine}.*") for mine, (its, _) in BLOCK_PARTS.items()),
-    )
-
-
-def make_authors_table() -> tuple[side.NameEntry, ...]:
-    """Stages are counted from 1; the norm after the last block of a transformer is counted as a block."""
-    flip = side.TensorTransform(lambda parts: parts[0].flip(1), lambda kernel, _: [kernel.flip(1)])
-    rows = [side.make_entry("conv_1.block.conv.weight", "stem.conv.weight", flip)]  # their images have blue first
-    names = {"stem": "conv_1", "final_conv": "conv_1x1_exp"}
-    names |= {f"stages.#.#.{ours}": f"layer_%.#.{theirs}" for ours, (_, theirs) in (INVERTED | AROUND).items()}
-    for ours, theirs in names.items():
-        rows += make_conv_entries(theirs, ours, "block.conv", "block.norm")
-    for stage, depth in enumerate(MobileViTConfig().stages):
-        rows.append(side.make_entry(f"layer_{stage + 1}.#.global_rep.{depth}.*", f"stages.{stage}.#.norm.*"))
-    blocks = {ours: theirs for ours, (_, theirs) in BLOCK_PARTS.items()} | {"attn.qkv": "pre_norm_mha.1.qkv_proj"}
-    for ours, theirs in blocks.items():
-        rows.append(side.make_entry(f"layer_%.#.global_rep.#.{theirs}.*", f"stages.#.#.transformer.#.{ours}.*"))
-    rows.append(side.make_entry("layer_%.#.local_rep.conv_1x1.block.conv.weight", "stages.#.#.conv_1x1.weight"))
-    return (*rows, side.make_entry("classifier.fc.*", "head.fc.*"))
+TIMM_TABLE = """
+    {stem,final_conv}.{conv.weight,bn.+}
+    stages.#.#.{conv1_1x1,conv2_kxk,conv3_1x1,conv_kxk,conv_proj,conv_fusion}.{conv.weight,bn.+}
+    stages.#.#.{conv_1x1.weight,norm.*}
+    stages.#.#.transformer.#.{norm1,attn.qkv,attn.proj,norm2,mlp.fc1,mlp.fc2}.*
+    head.fc.*
+"""
+# the last three stages, after a convolution that halves the map, which has a name of its own, end with a transformer
+HF_TABLE = """
+    {conv_stem,conv_1x1_exp}.{convolution.weight,normalization.+} -> {stem,final_conv}.{conv.weight,bn.+}
+    classifier.* -> head.fc.*
+    encoder.layer.{0,1}.layer.#. -> stages.{0,1}.#.:
+        {expand_1x1,conv_3x3,reduce_1x1}. -> {conv1_1x1,conv2_kxk,conv3_1x1}.:
+            {convolution.weight,normalization.+} -> {conv.weight,bn.+}
+    encoder.layer.{2,3,4}.downsampling_layer. -> stages.{2,3,4}.0.:
+        {expand_1x1,conv_3x3,reduce_1x1}. -> {conv1_1x1,conv2_kxk,conv3_1x1}.:
+            {convolution.weight,normalization.+} -> {conv.weight,bn.+}
+    encoder.layer.#. -> stages.#.1.:
+        {conv_kxk,conv_projection,fusion}. -> {conv_kxk,conv_proj,conv_fusion}.:
+            {convolution.weight,normalization.+} -> {conv.weight,bn.+}
+        conv_1x1.convolution.weight -> conv_1x1.weight
+        layernorm.* -> norm.*
+        transformer.layer.#. -> transformer.#.:
+            {layernorm_before,layernorm_after}.* -> {norm1,norm2}.*
+            attention.{attention.[query,key,value],output.dense}.* -> attn.{qkv,proj}.*
+            {intermediate,output}.dense.* -> mlp.{fc1,fc2}.*
+"""
+# stages are counted from 1; the norm after the last block of a transformer is counted as a block
+AUTHORS_TABLE = """
+    conv_1.block.conv.weight -> stem.conv.weight | flip
+    {conv_1,conv_1x1_exp}.block.{conv.weight,norm.+} -> {stem,final_conv}.{conv.weight,bn.+}
+    layer_%.#. -> stages.#.#.:
+        block.{exp_1x1,conv_3x3,red_1x1}.block. -> {conv1_1x1,conv2_kxk,conv3_1x1}.:
+            {conv.weight,norm.+} -> {conv.weight,bn.+}
+        {local_rep.conv_3x3,conv_proj,fusion}.block. -> {conv_kxk,conv_proj,conv_fusion}.:
+            {conv.weight,norm.+} -> {conv.weight,bn.+}
+        local_rep.conv_1x1.block.conv.weight -> conv_1x1.weight
+    layer_{3.#.global_rep.2,4.#.global_rep.4,5.#.global_rep.3}.* -> stages.{2,3,4}.#.norm.*
+    layer_%.#.global_rep.#. -> stages.#.#.transformer.#.:
+        pre_norm_mha.{0,1.qkv_proj,1.out_proj}.* -> {norm1,attn.qkv,attn.proj}.*
+        pre_norm_ffn.{0,1,4}.* -> {norm2,mlp.fc1,mlp.fc2}.*
+    classifier.fc.* -> head.fc.*
+"""
 
 
 def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
@@ -351,11 +325,12 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
     }
 
 
+FLIP = side.TensorTransform(lambda parts: parts[0].flip(1), lambda kernel, _: [kernel.flip(1)])  # blue comes first
 PLAIN_PIXELS = {"mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]}  # from 0 to 1
 SOURCES = (
     side.SourceNames(
         layout="timm",
-        table=TIMM_TABLE,
+        table=side.parse_table(TIMM_TABLE),
         markers=("stem.conv.weight", "stages.0.0.conv1_1x1.conv.weight", "stages.#.#.conv_fusion.conv.weight"),
         card=make_timm_card,
         details={
@@ -366,14 +341,14 @@ SOURCES = (
     ),
     side.SourceNames(
         layout="authors",
-        table=make_authors_table(),
+        table=side.parse_table(AUTHORS_TABLE, flip=FLIP),
         markers=("conv_1.block.conv.weight", "layer_3.1.fusion.block.conv.weight"),
         supported={"stages": (MobileViTConfig().stages,)},
         details={"wrapper": "", "preprocessing": {"crop": 256 / 288, "interpolation": "bilinear", **PLAIN_PIXELS}},
     ),
     side.SourceNames(
         layout="hf",
-        table=make_hf_table(),
+        table=side.parse_table(HF_TABLE),
         markers=("conv_stem.convolution.weight", "encoder.layer.#.fusion.convolution.weight"),
         supported={"convolutions": (MobileViTConfig().convolutions,), "stages": (MobileViTConfig().stages,)},
         card=make_hf_card,

@@ -229,25 +229,27 @@ def positions_to_theirs(table: Tensor, _: int, *, per_side: int) -> list[Tensor]
     return [x.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)]
 
 
-BLOCK_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#")
+TABLE = side.parse_table(
+    """
+    {patch_embed.proj,norm,head}.*
+    levels.#. -> stages.#.:
+        transformer_encoder.#. -> blocks.#.:
+            {norm1,attn.qkv,attn.proj,norm2,mlp.fc#}.*
+        {pool.conv,pool.norm}.*
+    """
+)
 
 
 def make_timm_source(stages: int, *markers: str) -> side.SourceNames:
     """For a number of levels, on which the blocks of each depend; all files are read alike."""
-    tables = list[Any]()
+    tables = list[side.NameEntry]()
     for stage in range(MAX_STAGES):
         per_side = 2 ** max(stages - 1 - stage, 0)
         transform = side.TensorTransform(positions_to_ours, partial(positions_to_theirs, per_side=per_side))
         tables.append(side.make_entry(f"levels.{stage}.pos_embed", f"stages.{stage}.pos_embed", transform))
-    names = [(f"transformer_encoder.#.{part}", f"blocks.#.{part}") for part in BLOCK_PARTS]
-    names += [(name, name) for name in ("pool.conv", "pool.norm")]
     return side.SourceNames(
         layout="timm",
-        table=(
-            *side.keep_names("patch_embed.proj.*", "norm.*", "head.*"),
-            *(side.make_entry(f"levels.#.{theirs}.*", f"stages.#.{ours}.*") for theirs, ours in names),
-            *tables,
-        ),
+        table=(*TABLE, *tables),
         markers=markers,
         accepts=lambda config: len(config["stages"]) == stages or stages == MAX_STAGES,  # the last one refuses more
         supported={"number of stages": tuple(range(1, MAX_STAGES + 1))},

@@ -223,44 +223,33 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return encoder_names.make_timm_card(config, "vit_small_patch16_18x2_224", arguments)
 
 
-OUTSIDE = side.keep_names("cls_token", "pos_embed", "patch_embed.proj.*", "norm.*", "head.*")
-ATTENTION_PARTS = ("norm.*", "attn.qkv.*", "attn.proj.*", "ls.gamma")
-MLP_PARTS = ("norm.*", "mlp.fc1.*", "mlp.fc2.*", "ls.gamma")
+TIMM_TABLE = """
+    {cls_token,pos_embed,patch_embed.proj.*,norm.*,head.*}
+    blocks.#.attns.#.{norm.*,attn.qkv.*,attn.proj.*,ls.gamma}
+    blocks.#.ffns.#.{norm.*,mlp.fc1.*,mlp.fc2.*,ls.gamma}
+"""
+# names of the second branch end with 1
+AUTHORS_TABLE = """
+    {cls_token,pos_embed,patch_embed.proj.*,norm.*,head.*}
+    blocks.#.:
+        norm1{,1}.* -> attns.{0,1}.norm.*
+        attn{,1}.{qkv,proj}.* -> attns.{0,1}.attn.{qkv,proj}.*
+        gamma_1{,_1} -> attns.{0,1}.ls.gamma
+        norm2{,1}.* -> ffns.{0,1}.norm.*
+        mlp{,1}.{fc1,fc2}.* -> ffns.{0,1}.mlp.{fc1,fc2}.*
+        gamma_2{,_1} -> ffns.{0,1}.ls.gamma
+"""
 TIMM = replace(
     encoder_names.TIMM,
-    table=(
-        *OUTSIDE,
-        *side.keep_names(*(f"blocks.#.attns.#.{part}" for part in ATTENTION_PARTS)),
-        *side.keep_names(*(f"blocks.#.ffns.#.{part}" for part in MLP_PARTS)),
-    ),
+    table=side.parse_table(TIMM_TABLE),
     markers=(encoder_names.PATCH_KERNEL, "blocks.0.attns.0.norm.weight"),
     supported={"branches": (2,)},
     card=make_timm_card,
     details={**encoder_names.TIMM_DETAILS, "only_in_timm": True},
 )
-AUTHORS_NAMES = {  # of the first branch, which ends with nothing, and the second
-    "norm1{}.*": "attns.{}.norm.*",
-    "attn{}.qkv.*": "attns.{}.attn.qkv.*",
-    "attn{}.proj.*": "attns.{}.attn.proj.*",
-    "norm2{}.*": "ffns.{}.norm.*",
-    "mlp{}.fc1.*": "ffns.{}.mlp.fc1.*",
-    "mlp{}.fc2.*": "ffns.{}.mlp.fc2.*",
-}
 AUTHORS = side.SourceNames(
     layout="deit",
-    table=(
-        *OUTSIDE,
-        *(
-            side.make_entry(f"blocks.#.{theirs.format('1' * number)}", f"blocks.#.{ours.format(number)}")
-            for theirs, ours in AUTHORS_NAMES.items()
-            for number in (0, 1)
-        ),
-        *(
-            side.make_entry(f"blocks.#.gamma_{kind}{'_1' * number}", f"blocks.#.{ours}.{number}.ls.gamma")
-            for kind, ours in ((1, "attns"), (2, "ffns"))
-            for number in (0, 1)
-        ),
-    ),
+    table=side.parse_table(AUTHORS_TABLE),
     markers=(encoder_names.PATCH_KERNEL, "blocks.0.norm11.weight"),
     supported={"branches": (2,), "prefix_positions": (False,)},
     assumed=encoder_names.TIMM_ASSUMED,

@@ -249,17 +249,18 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return encoder_names.make_timm_card({**config, "width": config["widths"][-1]}, "pit_s_224", arguments)
 
 
-BLOCK_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc#")
-NAME_TABLE = (
-    *side.keep_names("cls_token", "pos_embed", "patch_embed.conv.*", "norm.*", "head.*", "head_dist.*"),
-    *side.keep_names(*(f"transformers.#.blocks.#.{part}.*" for part in BLOCK_PARTS)),
-    *side.keep_names("transformers.#.pool.conv.*", "transformers.#.pool.fc.*"),
-    *(side.make_entry(f"pools.~.{part}.*", f"transformers.#.pool.{part}.*") for part in ("conv", "fc")),  # the authors'
-)
+# timm's, then what the authors' files name differently
+NAME_TABLE = """
+    {cls_token,pos_embed}
+    {patch_embed.conv,norm,head,head_dist}.*
+    transformers.#.blocks.#.{norm1,attn.qkv,attn.proj,norm2,mlp.fc#}.*
+    transformers.#.pool.{conv,fc}.*
+    pools.~.{conv,fc}.* -> transformers.#.pool.{conv,fc}.*
+"""
 SOURCES = (
     side.SourceNames(
         layout="timm",
-        table=NAME_TABLE,
+        table=side.parse_table(NAME_TABLE),
         markers=("patch_embed.conv.weight", "transformers.0.blocks.0.norm1.weight"),
         card=make_timm_card,
         details={

@@ -262,34 +262,27 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
     }
 
 
-BLOCK, HF_STAGE, HF_BLOCK = "stages.#.blocks.#.", "encoder.layers.#.", "encoder.layers.#.blocks.#."
-HF_TABLE = (
-    side.make_entry("encoder.layers.0.patch_embedding.proj.*", "patch_embed.proj.*"),
-    side.make_entry("encoder.layers.0.patch_embedding.layer_norm.*", "patch_embed.norm.*"),
-    side.make_entry(f"{HF_STAGE}patch_embedding.proj.*", "stages.#.downsample.proj.*"),
-    side.make_entry(f"{HF_STAGE}patch_embedding.layer_norm.*", "stages.#.downsample.norm.*"),
-    side.make_entry(f"{HF_STAGE}layer_norm.*", "stages.#.norm.*"),
-    *(side.make_entry(f"{HF_BLOCK}layer_norm_{n}.*", f"{BLOCK}norm{n}.*") for n in (1, 2)),
-    side.make_entry(f"{HF_BLOCK}attention.query.*", f"{BLOCK}attn.q.*"),
-    side.make_entry(
-        [f"{HF_BLOCK}attention.{part}.*" for part in ("key", "value")], f"{BLOCK}attn.kv.*", side.TWO_PARTS
-    ),
-    side.make_entry(f"{HF_BLOCK}attention.proj.*", f"{BLOCK}attn.proj.*"),
-    side.make_entry(f"{HF_BLOCK}attention.spatial_reduction.*", f"{BLOCK}attn.sr.*"),
-    side.make_entry(f"{HF_BLOCK}attention.layer_norm.*", f"{BLOCK}attn.norm.*"),
-    *(side.make_entry(f"{HF_BLOCK}mlp.dense{n}.*", f"{BLOCK}mlp.fc{n}.*") for n in (1, 2)),
-    side.make_entry(f"{HF_BLOCK}mlp.dwconv.dwconv.*", f"{BLOCK}mlp.dwconv.*"),
-    side.make_entry("classifier.*", "head.*"),
-)
-PARTS = ("norm1", "norm2", "mlp.fc#", "mlp.dwconv", "attn.q", "attn.kv", "attn.proj", "attn.sr", "attn.norm")
+TIMM_TABLE = """
+    {patch_embed,stages.#.downsample}.{proj,norm}.*
+    {stages.#.norm,head}.*
+    stages.#.blocks.#.{norm1,norm2,mlp.fc#,mlp.dwconv,attn.q,attn.kv,attn.proj,attn.sr,attn.norm}.*
+"""
+HF_TABLE = """
+    encoder.layers.0.patch_embedding.{proj,layer_norm}.* -> patch_embed.{proj,norm}.*
+    encoder.layers.#. -> stages.#.:
+        patch_embedding.{proj,layer_norm}.* -> downsample.{proj,norm}.*
+        layer_norm.* -> norm.*
+        blocks.#.:
+            {layer_norm_1,layer_norm_2}.* -> {norm1,norm2}.*
+            attention.{query,[key,value],proj}.* -> attn.{q,kv,proj}.*
+            attention.{spatial_reduction,layer_norm}.* -> attn.{sr,norm}.*
+            mlp.{dense1,dense2,dwconv.dwconv}.* -> mlp.{fc1,fc2,dwconv}.*
+    classifier.* -> head.*
+"""
 SOURCES = (
     side.SourceNames(
         layout="timm",
-        table=(
-            *side.keep_names("patch_embed.proj.*", "patch_embed.norm.*", "stages.#.norm.*", "head.*"),
-            *side.keep_names("stages.#.downsample.proj.*", "stages.#.downsample.norm.*"),
-            *side.keep_names(*(f"{BLOCK}{part}.*" for part in PARTS)),
-        ),
+        table=side.parse_table(TIMM_TABLE),
         markers=("patch_embed.proj.weight", "stages.0.blocks.0.attn.kv.weight", "stages.0.blocks.0.mlp.dwconv.weight"),
         supported={"stride": (4,)},
         card=make_timm_card,
@@ -305,7 +298,7 @@ SOURCES = (
     ),
     side.SourceNames(
         layout="hf",
-        table=HF_TABLE,
+        table=side.parse_table(HF_TABLE),
         markers=("encoder.layers.0.patch_embedding.proj.weight", "encoder.layers.0.blocks.0.mlp.dwconv.dwconv.weight"),
         card=make_hf_card,
         details={

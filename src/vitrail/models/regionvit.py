@@ -339,23 +339,28 @@ TWICE = side.TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor, 
 PER_CHANNEL_TWICE = side.TensorTransform(
     PER_CHANNEL.to_ours, lambda tensor, heads: 2 * PER_CHANNEL.to_theirs(tensor, heads)
 )
-PARTS = ("norm0", "norm1", "norm2", "mlp.fc#", "attn.qkv", "attn.proj")
-
-
-def list_downsample_names(number: int) -> tuple[str, str]:
-    """Both names of the same weights, which regions and local tokens share."""
-    return (f"layers.#.block.0.proj.{number}.*", f"layers.#.block.0.proj_cls.{number}.*")
-
-
 AUTHORS = side.SourceNames(
     layout="authors",
     table=(
-        *(side.make_entry(f"patch_embed.proj.{n}.*", f"patch_embed.proj.{n}.*", PER_CHANNEL) for n in (1, 4)),
-        *side.keep_names("patch_embed.proj.#.*", "patch_embed.proj.*", "cls_token.proj.*", "norm.*", "head.*"),
-        *side.keep_names(*(f"layers.#.block.#.{part}.*" for part in PARTS), "layers.#.peg.weight"),
-        side.make_entry("layers.#.block.#.attn.rel_pos", "layers.#.block.#.attn.position_bias.table", OFFSETS),
-        side.make_entry(list_downsample_names(0), list_downsample_names(0)[0], PER_CHANNEL_TWICE),
-        side.make_entry(list_downsample_names(2), list_downsample_names(2)[0], TWICE),
+        *side.parse_table(
+            """
+            patch_embed.proj.{1,4}.* | per_channel
+            {patch_embed.proj.#,patch_embed.proj,cls_token.proj,norm,head}.*
+            layers.#.peg.weight
+            layers.#.block.#.{norm0,norm1,norm2,mlp.fc#,attn.qkv,attn.proj}.*
+            layers.#.block.#.attn.rel_pos -> layers.#.block.#.attn.position_bias.table | offsets
+            """,
+            per_channel=PER_CHANNEL,
+            offsets=OFFSETS,
+        ),
+        *(
+            side.make_entry(  # both names of the same weights, which regions and local tokens share
+                (f"layers.#.block.0.{each}.{number}.*" for each in ("proj", "proj_cls")),
+                f"layers.#.block.0.proj.{number}.*",
+                transform,
+            )
+            for number, transform in ((0, PER_CHANNEL_TWICE), (2, TWICE))
+        ),
     ),
     markers=("cls_token.proj.weight", "layers.0.block.1.attn.rel_pos"),
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},

@@ -179,23 +179,21 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return side.make_preset_card(config, FAMILY.name, PRESETS)
 
 
-TORCHVISION_BLOCK = "trunk_output.block#.block=-~."
-TORCHVISION_PARTS = {"f.a": "conv1", "f.b": "conv2", "f.c": "conv3", "proj": "downsample"}
-CONV_NORMS = {"stem": "stem"} | {f"{TORCHVISION_BLOCK}{n}": f"s#.b~.{part}" for n, part in TORCHVISION_PARTS.items()}
-TORCHVISION_TABLE = (
-    *(side.make_entry(f"{theirs}.0.weight", f"{ours}.conv.weight") for theirs, ours in CONV_NORMS.items()),
-    *(
-        side.make_entry(f"{theirs}.1.{part}", f"{ours}.bn.{part}")
-        for theirs, ours in CONV_NORMS.items()
-        for part in side.BATCH_NORM_PARTS
-    ),
-    *(side.make_entry(f"{TORCHVISION_BLOCK}f.se.fc{n}.*", f"s#.b~.se.fc{n}.*") for n in (1, 2)),
-    side.make_entry("fc.*", "head.fc.*"),
-)
+TIMM_TABLE = """
+    {stem,s#.b#.conv1,s#.b#.conv2,s#.b#.conv3,s#.b#.downsample}.{conv.weight,bn.+}
+    {s#.b#.se.fc1,s#.b#.se.fc2,head.fc}.*
+"""
+TORCHVISION_TABLE = """
+    stem.{0.weight,1.+} -> stem.{conv.weight,bn.+}
+    trunk_output.block#.block=-~. -> s#.b~.:
+        {f.a,f.b,f.c,proj}.{0.weight,1.+} -> {conv1,conv2,conv3,downsample}.{conv.weight,bn.+}
+        f.se.{fc1,fc2}.* -> se.{fc1,fc2}.*
+    fc.* -> head.fc.*
+"""
 SOURCES = (
     side.SourceNames(
         layout="timm",
-        table=side.keep_names(*(row.ours.replace("~", "#") for row in TORCHVISION_TABLE)),
+        table=side.parse_table(TIMM_TABLE),
         markers=("s1.b1.conv1.conv.weight",),
         card=make_timm_card,
         details={
@@ -206,8 +204,8 @@ SOURCES = (
     ),
     side.SourceNames(
         layout="torchvision",
-        table=TORCHVISION_TABLE,
-        markers=(f"{TORCHVISION_BLOCK}f.a.0.weight",),
+        table=side.parse_table(TORCHVISION_TABLE),
+        markers=("trunk_output.block#.block=-~.f.a.0.weight",),
         supported={"channels": (3,)},
     ),
 )

@@ -201,17 +201,10 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return side.make_preset_card(config, FAMILY.name, PRESETS)
 
 
-BLOCK_NAMES = (
-    *("conv1.weight", *side.list_batch_norm_names("bn1")),
-    *(f"layer#.#.conv{n}.weight" for n in (1, 2, 3)),
-    *(name for n in (1, 2, 3) for name in side.list_batch_norm_names(f"layer#.#.bn{n}")),
+BLOCK_TABLE = side.parse_table("{,layer#.#.}{conv1.weight,bn1.+}") + side.parse_table(
+    "layer#.#.{conv2.weight,conv3.weight,bn2.+,bn3.+}"
 )
-BLOCK_TABLE = side.keep_names(*BLOCK_NAMES)
-NAME_TABLE = (
-    *BLOCK_TABLE,
-    *side.keep_names("layer#.#.downsample.0.weight", "fc.*"),
-    *side.keep_names(*side.list_batch_norm_names("layer#.#.downsample.1")),
-)
+NAME_TABLE = BLOCK_TABLE + side.parse_table("{layer#.#.downsample.0.weight,layer#.#.downsample.1.+,fc.*}")
 SOURCES = (
     side.SourceNames(
         layout="timm",
@@ -240,7 +233,7 @@ SOURCES = (
     ),
     side.SourceNames(  # its shortcuts have no weights
         layout="akamaster",
-        table=(*BLOCK_TABLE, side.make_entry("linear.*", "fc.*")),
+        table=BLOCK_TABLE + side.parse_table("linear.* -> fc.*"),
         markers=("layer1.0.conv1.weight",),
         supported={
             "block": ("basic",),

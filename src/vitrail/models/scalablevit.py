@@ -207,13 +207,14 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     return side.InferredConfig(fields=fields | side.find_published_heads(PRESETS, widths))
 
 
-WINDOWED = ("attn.qkv", "attn.lim_func", "attn.proj", "norm1", "norm2", "mlp.fc#")
-REDUCED = ("attn.q", "attn.k", "attn.v", "attn.kv", "attn.reduction.#", "attn.norm_act.#")
 AUTHORS = side.SourceNames(
     layout="authors",
-    table=side.keep_names(
-        *("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*", "norm.*", "head.#.*"),
-        *(f"stages.#.#.{part}.*" for part in (*WINDOWED, *REDUCED)),
+    table=side.parse_table(
+        """
+        {patch_embeds.#.proj,patch_embeds.#.norm,pos_block.#.proj.#,norm,head.#}.*
+        stages.#.#.{norm1,norm2,mlp.fc#}.*
+        stages.#.#.attn.{qkv,lim_func,proj,q,k,v,kv,reduction.#,norm_act.#}.*
+        """
     ),
     markers=("patch_embeds.0.proj.weight", "stages.0.0.attn.lim_func.weight"),
     assumed={"windows": (7, 7, 7, 7)},

@@ -242,15 +242,17 @@ def unflatten_window_tokens(parts: list[Tensor]) -> Tensor:
 
 
 WINDOW_TOKENS = side.TensorTransform(unflatten_window_tokens, lambda tokens, _: [tokens.flatten(2).mT[:, :, None]])
-PARTS = ("norm1", "norm2", "mlp.fc#", "attn.proj", "attn.win_tokens_norm")
 AUTHORS = side.SourceNames(
     layout="authors",
-    table=(
-        *side.keep_names("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
-        *side.keep_names(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
-        side.make_entry("blocks.#.#.win_tokens", "blocks.#.#.win_tokens", WINDOW_TOKENS),
-        side.make_entry("blocks.#.#.attn.DSA_qkv.*", "blocks.#.#.attn.qkv.*"),
-        side.make_entry("blocks.#.#.attn.PSA_qk.*", "blocks.#.#.attn.window_qk.*"),
+    table=side.parse_table(
+        """
+        {patch_embeds.#.proj,patch_embeds.#.norm,pos_block.#.proj.#,norm,head}.*
+        blocks.#.#.:
+            {norm1,norm2,mlp.fc#,attn.proj,attn.win_tokens_norm}.*
+            win_tokens | window
+            attn.{DSA_qkv,PSA_qk}.* -> attn.{qkv,window_qk}.*
+        """,
+        window=WINDOW_TOKENS,
     ),
     markers=("patch_embeds.0.proj.weight", "blocks.0.0.attn.DSA_qkv.weight"),
     details={"wrapper": "model", "preprocessing": {"crop": 0.9}},

@@ -178,27 +178,18 @@ def has_plain_patches(config: side.ConfigFields) -> bool:
     return not config["shifted_patches"]
 
 
-LAYER = "transformer.layers.#"
-BODY = (
-    *side.keep_names("cls_token"),
-    side.make_entry("pos_embedding", "pos_embed"),
-    side.make_entry(f"{LAYER}.0.norm.*", "blocks.#.norm1.*"),
-    side.make_entry(f"{LAYER}.0.fn.scale", "blocks.#.attn.scale"),
-    side.make_entry(f"{LAYER}.0.fn.to_qkv.weight", "blocks.#.attn.qkv.weight"),
-    side.make_entry(f"{LAYER}.0.fn.to_out.0.*", "blocks.#.attn.proj.*"),
-    side.make_entry(f"{LAYER}.1.norm.*", "blocks.#.norm2.*"),
-    side.make_entry(f"{LAYER}.1.fn.net.0.*", "blocks.#.mlp.fc1.*"),
-    side.make_entry(f"{LAYER}.1.fn.net.3.*", "blocks.#.mlp.fc2.*"),
-    side.make_entry("mlp_head.0.*", "norm.*"),
-    side.make_entry("mlp_head.1.*", "head.*"),
-)
+BODY = """
+    {cls_token,pos_embedding} -> {cls_token,pos_embed}
+    transformer.layers.#. -> blocks.#.:
+        0.norm.* -> norm1.*
+        0.fn.{scale,to_qkv.weight,to_out.0.*} -> attn.{scale,qkv.weight,proj.*}
+        1.norm.* -> norm2.*
+        1.fn.net.{0,3}.* -> mlp.{fc1,fc2}.*
+    mlp_head.{0,1}.* -> {norm,head}.*
+"""
 SHIFTED = side.SourceNames(
     layout="authors",
-    table=(
-        side.make_entry("to_patch_embedding.merging.1.*", "patch_embed.norm.*"),
-        side.make_entry("to_patch_embedding.merging.2.*", "patch_embed.proj.*"),
-        *BODY,
-    ),
+    table=side.parse_table(BODY + "to_patch_embedding.merging.{1,2}.* -> patch_embed.{norm,proj}.*"),
     markers=("to_patch_embedding.merging.2.weight",),
     accepts=lambda config: config["shifted_patches"],
     assumed={"norm_eps": 1e-5},
@@ -211,8 +202,8 @@ SHIFTED = side.SourceNames(
 )
 PLAIN = replace(
     SHIFTED,
-    table=(side.make_entry("to_patch_embedding.1.*", "patch_embed.proj.*"), *BODY),
-    markers=("to_patch_embedding.1.weight", f"{LAYER}.0.fn.to_qkv.weight"),
+    table=side.parse_table(BODY + "to_patch_embedding.1.* -> patch_embed.proj.*"),
+    markers=("to_patch_embedding.1.weight", "transformer.layers.#.0.fn.to_qkv.weight"),
     accepts=has_plain_patches,
     details={**SHIFTED.details, "kernel": "to_patch_embedding.1.weight"},
 )

@@ -252,8 +252,7 @@ ALIASES = {
     **{f"SwinV2-{s[0].upper()}/{w}": f"swinv2_{s}_window{w}_256" for s in ("tiny", "small", "base") for w in (8, 16)},
 }
 
-BLOCK = "layers.#.blocks.#."
-TABLE, MLP, QV_BIAS = "attn.position_bias.table", "attn.position_bias.mlp.#.*", "attn.qkv.qv_bias"
+TABLE = "attn.position_bias.table"
 DEFAULT_WINDOW = {1: 7, 2: 8}  # by version; the weights of version 2 fit any window
 COMPUTED = r".*\.(relative_position_index|relative_coords_table|attn_mask)"  # tensors that follow from the config
 MAX_STAGES = 4  # of torchvision's names, which count stages and what is between them together
@@ -375,97 +374,84 @@ def find_torchvision_crop(config: side.ConfigFields) -> float:
     return size / RESIZED.get((config["version"], config["widths"][0], max(config["stages"])), size)
 
 
-SAME_PARTS = ("norm1.*", "norm2.*", "attn.proj.*", "attn.qkv.*", "mlp.fc#.*", "attn.logit_scale")
-TIMM_BLOCKS = (
-    *side.keep_names(*(BLOCK + part for part in SAME_PARTS)),
-    side.make_entry(f"{BLOCK}attn.relative_position_bias_table", BLOCK + TABLE, OFFSETS_BY_QUERY),
-    side.make_entry([f"{BLOCK}attn.q_bias", f"{BLOCK}attn.v_bias"], BLOCK + QV_BIAS, side.TWO_PARTS),
-    side.make_entry(f"{BLOCK}attn.cpb_mlp.#.*", BLOCK + MLP),
-    *side.keep_names("patch_embed.proj.*", "norm.*"),
-    side.make_entry("patch_embed.norm.*", "patch_norm.*"),
-)
-MERGES = ("norm.*", "reduction.weight")
-TIMM_TABLE = (
-    *TIMM_BLOCKS,
-    side.make_entry("head.fc.*", "head.*"),
-    *side.keep_names(*(f"layers.#.downsample.{part}" for part in MERGES)),
-)
-AUTHORS_TABLE = (
-    *TIMM_BLOCKS,
-    side.make_entry("head.*", "head.*"),
-    *(side.make_entry(f"layers.~.downsample.{part}", f"layers.#.downsample.{part}") for part in MERGES),
-)
+TRANSFORMS = {"by_query": OFFSETS_BY_QUERY, "without_keys": QV_IN_QKV}
+BLOCK_TABLE = """
+    {patch_embed.proj,norm}.*
+    patch_embed.norm.* -> patch_norm.*
+    layers.#.blocks.#.:
+        {norm1,norm2,attn.proj,attn.qkv,mlp.fc#}.*
+        attn.logit_scale
+        attn.relative_position_bias_table -> attn.position_bias.table | by_query
+        attn.[q_bias,v_bias] -> attn.qkv.qv_bias
+        attn.cpb_mlp.#.* -> attn.position_bias.mlp.#.*
+"""
+TIMM_TABLE = """
+    head.fc.* -> head.*
+    layers.#.downsample.{norm.*,reduction.weight}
+"""
+AUTHORS_TABLE = """
+    head.*
+    layers.~.downsample.{norm.*,reduction.weight} -> layers.#.downsample.{norm.*,reduction.weight}
+"""
+# stages have odd numbers, what merges the tokens before them even ones
+TORCHVISION_TABLE = """
+    features.0.{0,2}.* -> {patch_embed.proj,patch_norm}.*
+    features.{0,2,4,6}. -> layers.{0,1,2,3}.downsample.:
+        {norm.*,reduction.weight}
+    {norm,head}.*
+    features.{1,3,5,7}.#. -> layers.{0,1,2,3}.blocks.#.:
+        {norm1,norm2,attn.proj}.*
+        mlp.{0,3}.* -> mlp.{fc1,fc2}.*
+        attn.qkv.weight
+"""
+TORCHVISION_ATTENTION = {  # by version
+    1: """
+        attn.qkv.bias
+        attn.relative_position_bias_table -> attn.position_bias.table | by_query
+    """,
+    2: """
+        attn.qkv.bias -> attn.qkv.qv_bias | without_keys
+        attn.logit_scale
+        attn.cpb_mlp.#.* -> attn.position_bias.mlp.#.*
+    """,
+}
+HF_TABLE = """
+    embeddings.{patch_embeddings.projection,norm}.* -> {patch_embed.proj,patch_norm}.*
+    {layernorm,classifier}.* -> {norm,head}.*
+    encoder.layers.~.downsample.{norm.*,reduction.weight} -> layers.#.downsample.{norm.*,reduction.weight}
+    encoder.layers.#.blocks.#. -> layers.#.blocks.#.:
+        {layernorm_before,layernorm_after}.* -> {norm1,norm2}.*
+        attention.output.dense.* -> attn.proj.*
+        {intermediate,output}.dense.* -> mlp.{fc1,fc2}.*
+"""
+HF_ATTENTION = {  # by version; of 1 with the names on disk, then those in memory since v5
+    1: """
+        attention.self.[query,key,value].* -> attn.qkv.*
+        attention.self.relative_position_bias_table -> attn.position_bias.table | by_query
+        attention.{[q,k,v]_proj,o_proj}.* -> attn.{qkv,proj}.*
+        attention.relative_position_bias.relative_position_bias_table -> attn.position_bias.table | by_query
+        mlp.fc#.*
+    """,
+    2: """
+        attention.self.[query,key,value].weight -> attn.qkv.weight
+        attention.self.[query,value].bias -> attn.qkv.qv_bias
+        attention.self.logit_scale -> attn.logit_scale
+        attention.self.continuous_position_bias_mlp.#.* -> attn.position_bias.mlp.#.*
+    """,
+}
 TIMM_ARGUMENTS = (
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depths", "num_heads", "window_size"),
     *("mlp_ratio", "pretrained_window_sizes", "drop_path_rate"),
 )
 
 
-def make_torchvision_table(version: int) -> tuple[side.NameEntry, ...]:
-    """Stages have odd numbers, what merges the tokens before them even ones."""
-    rows = [side.make_entry("features.0.0.*", "patch_embed.proj.*"), side.make_entry("features.0.2.*", "patch_norm.*")]
-    for stage in range(MAX_STAGES):
-        theirs, ours = f"features.{2 * stage + 1}.#.", f"layers.{stage}.blocks.#."
-        rows += [side.make_entry(theirs + part, ours + part) for part in ("norm1.*", "norm2.*", "attn.proj.*")]
-        rows += [side.make_entry(f"{theirs}mlp.{n}.*", f"{ours}mlp.fc{m}.*") for n, m in ((0, 1), (3, 2))]
-        rows += [
-            side.make_entry(f"features.{2 * stage}.{part}", f"layers.{stage}.downsample.{part}") for part in MERGES
-        ]
-        rows.append(side.make_entry(f"{theirs}attn.qkv.weight", f"{ours}attn.qkv.weight"))
-        if version == 1:
-            rows.append(side.make_entry(f"{theirs}attn.qkv.bias", f"{ours}attn.qkv.bias"))
-            rows.append(side.make_entry(f"{theirs}attn.relative_position_bias_table", ours + TABLE, OFFSETS_BY_QUERY))
-        else:
-            rows.append(side.make_entry(f"{theirs}attn.qkv.bias", ours + QV_BIAS, QV_IN_QKV))
-            rows.append(side.make_entry(f"{theirs}attn.logit_scale", f"{ours}attn.logit_scale"))
-            rows.append(side.make_entry(f"{theirs}attn.cpb_mlp.#.*", ours + MLP))
-    return (*rows, *side.keep_names("norm.*", "head.*"))
+HF_BLOCK = "encoder.layers.#.blocks.#."
 
 
-HF_BLOCK, HF_PARTS = "encoder.layers.#.blocks.#.", ("query", "key", "value")
-HF_TABLE = (
-    side.make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
-    side.make_entry("embeddings.norm.*", "patch_norm.*"),
-    side.make_entry("layernorm.*", "norm.*"),
-    side.make_entry("classifier.*", "head.*"),
-    side.make_entry(f"{HF_BLOCK}layernorm_before.*", f"{BLOCK}norm1.*"),
-    side.make_entry(f"{HF_BLOCK}layernorm_after.*", f"{BLOCK}norm2.*"),
-    side.make_entry(f"{HF_BLOCK}attention.output.dense.*", f"{BLOCK}attn.proj.*"),
-    side.make_entry(f"{HF_BLOCK}intermediate.dense.*", f"{BLOCK}mlp.fc1.*"),
-    side.make_entry(f"{HF_BLOCK}output.dense.*", f"{BLOCK}mlp.fc2.*"),
-    *(side.make_entry(f"encoder.layers.~.downsample.{part}", f"layers.#.downsample.{part}") for part in MERGES),
-)
-HF_TABLE_1 = (
-    *HF_TABLE,
-    side.make_entry(
-        [f"{HF_BLOCK}attention.self.{part}.*" for part in HF_PARTS], f"{BLOCK}attn.qkv.*", side.THREE_PARTS
-    ),
-    side.make_entry(f"{HF_BLOCK}attention.self.relative_position_bias_table", BLOCK + TABLE, OFFSETS_BY_QUERY),
-    # in memory since v5
-    side.make_entry([f"{HF_BLOCK}attention.{part}_proj.*" for part in "qkv"], f"{BLOCK}attn.qkv.*", side.THREE_PARTS),
-    side.make_entry(f"{HF_BLOCK}attention.o_proj.*", f"{BLOCK}attn.proj.*"),
-    side.make_entry(
-        f"{HF_BLOCK}attention.relative_position_bias.relative_position_bias_table", BLOCK + TABLE, OFFSETS_BY_QUERY
-    ),
-    side.make_entry(f"{HF_BLOCK}mlp.fc#.*", f"{BLOCK}mlp.fc#.*"),
-)
-HF_TABLE_2 = (
-    *HF_TABLE,
-    side.make_entry(
-        [f"{HF_BLOCK}attention.self.{part}.weight" for part in HF_PARTS], f"{BLOCK}attn.qkv.weight", side.THREE_PARTS
-    ),
-    side.make_entry(
-        [f"{HF_BLOCK}attention.self.{part}.bias" for part in ("query", "value")], BLOCK + QV_BIAS, side.TWO_PARTS
-    ),
-    side.make_entry(f"{HF_BLOCK}attention.self.logit_scale", f"{BLOCK}attn.logit_scale"),
-    side.make_entry(f"{HF_BLOCK}attention.self.continuous_position_bias_mlp.#.*", BLOCK + MLP),
-)
-
-
-def make_timm_source(table: tuple[side.NameEntry, ...], *markers: str) -> side.SourceNames:
+def make_timm_source(table: str, *markers: str) -> side.SourceNames:
     return side.SourceNames(
         layout="timm",
-        table=table,
+        table=side.parse_table(BLOCK_TABLE + table, **TRANSFORMS),
         markers=("patch_embed.norm.weight", "layers.0.blocks.0.attn.proj.weight", *markers),
         card=make_timm_card,
         details={
@@ -487,7 +473,7 @@ def make_timm_source(table: tuple[side.NameEntry, ...], *markers: str) -> side.S
 def make_torchvision_source(version: int, marker: str) -> side.SourceNames:
     return side.SourceNames(
         layout="torchvision",
-        table=make_torchvision_table(version),
+        table=side.parse_table(TORCHVISION_TABLE + TORCHVISION_ATTENTION[version], **TRANSFORMS),
         markers=("features.0.0.weight", marker),
         accepts=lambda config: config["version"] == version,
         supported={"channels": (3,), "trained_windows": (None,), "number of stages": tuple(range(1, MAX_STAGES + 1))},
@@ -495,10 +481,10 @@ def make_torchvision_source(version: int, marker: str) -> side.SourceNames:
     )
 
 
-def make_hf_source(version: int, table: tuple[side.NameEntry, ...], *markers: str) -> side.SourceNames:
+def make_hf_source(version: int, *markers: str) -> side.SourceNames:
     return side.SourceNames(
         layout="hf",
-        table=table,
+        table=side.parse_table(HF_TABLE + HF_ATTENTION[version], **TRANSFORMS),
         markers=("embeddings.norm.weight", f"{HF_BLOCK}layernorm_before.weight", *markers),
         accepts=lambda config: config["version"] == version,
         card=make_hf_card,
@@ -522,8 +508,8 @@ SOURCES = (
     make_timm_source(AUTHORS_TABLE, "layers.0.downsample.reduction.weight"),
     make_torchvision_source(1, "features.1.0.attn.relative_position_bias_table"),
     make_torchvision_source(2, "features.1.0.attn.cpb_mlp.0.weight"),
-    make_hf_source(1, HF_TABLE_1),
-    make_hf_source(2, HF_TABLE_2, f"{HF_BLOCK}attention.self.logit_scale"),
+    make_hf_source(1),
+    make_hf_source(2, f"{HF_BLOCK}attention.self.logit_scale"),
 )
 CHECKPOINT = side.CheckpointSide(
     infer_config=infer_config,

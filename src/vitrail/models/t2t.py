@@ -225,33 +225,33 @@ def swap_keys_and_queries(tensor: Tensor) -> Tensor:
 KQV_TRANSFORM = side.TensorTransform(
     lambda parts: swap_keys_and_queries(parts[0]), lambda tensor, _: [swap_keys_and_queries(tensor)]
 )
-STAGE = "tokens_to_token.attention#"
-BACKBONE_TABLE = side.keep_names(
-    *("cls_token", "pos_embed", "tokens_to_token.project.*", f"{STAGE}.norm1.*", f"{STAGE}.norm2.*"),
-    *(f"blocks.#.{part}.*" for part in ("norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")),
-    *("blocks.#.attn.qkv.weight", "norm.*", "head.*"),
-)
+BACKBONE_TABLE = """
+    {cls_token,pos_embed,blocks.#.attn.qkv.weight}
+    {tokens_to_token.project,tokens_to_token.attention#.norm1,tokens_to_token.attention#.norm2,norm,head}.*
+    blocks.#.{norm1,attn.proj,norm2,mlp.fc1,mlp.fc2}.*
+"""
+PERFORMER_TABLE = """
+    tokens_to_token.attention#.:
+        w
+        proj.*
+        kqv.* -> qkv.* | swapped
+        mlp.{0,2}.* -> mlp.{fc1,fc2}.*
+"""
+TRANSFORMER_TABLE = """
+    tokens_to_token.attention#.:
+        attn.{qkv.weight,proj.*} -> {qkv.weight,proj.*}
+        mlp.{fc1,fc2}.*
+"""
 PERFORMER = side.SourceNames(
     layout="t2t",
-    table=(
-        *BACKBONE_TABLE,
-        *side.keep_names(f"{STAGE}.w", f"{STAGE}.proj.*"),
-        side.make_entry(f"{STAGE}.kqv.*", f"{STAGE}.qkv.*", KQV_TRANSFORM),
-        side.make_entry(f"{STAGE}.mlp.0.*", f"{STAGE}.mlp.fc1.*"),
-        side.make_entry(f"{STAGE}.mlp.2.*", f"{STAGE}.mlp.fc2.*"),
-    ),
+    table=side.parse_table(BACKBONE_TABLE + PERFORMER_TABLE, swapped=KQV_TRANSFORM),
     markers=("tokens_to_token.project.weight", "tokens_to_token.attention1.w"),
     accepts=lambda config: config["stage"] == "performer",
     assumed={"norm_eps": 1e-5},
 )
 TRANSFORMER = side.SourceNames(
     layout="t2t",
-    table=(
-        *BACKBONE_TABLE,
-        side.make_entry(f"{STAGE}.attn.qkv.weight", f"{STAGE}.qkv.weight"),
-        side.make_entry(f"{STAGE}.attn.proj.*", f"{STAGE}.proj.*"),
-        *side.keep_names(f"{STAGE}.mlp.fc1.*", f"{STAGE}.mlp.fc2.*"),
-    ),
+    table=side.parse_table(BACKBONE_TABLE + TRANSFORMER_TABLE),
     markers=("tokens_to_token.project.weight",),
     assumed={"norm_eps": 1e-5},
 )

@@ -139,13 +139,14 @@ def make_timm_card(config: side.ConfigFields) -> dict[str, Any]:
     return {"architecture": "twins_svt_small", "num_classes": config["classes"], "model_args": arguments}
 
 
-PARTS = ("norm1", "norm2", "mlp.fc#", "attn.qkv", "attn.q", "attn.kv", "attn.proj", "attn.sr", "attn.norm")
 SOURCES = (
     side.SourceNames(  # also of the authors
         layout="timm",
-        table=(
-            *side.keep_names("patch_embeds.#.proj.*", "patch_embeds.#.norm.*", "pos_block.#.proj.#.*"),
-            *side.keep_names(*(f"blocks.#.#.{part}.*" for part in PARTS), "norm.*", "head.*"),
+        table=side.parse_table(
+            """
+            {patch_embeds.#.proj,patch_embeds.#.norm,pos_block.#.proj.#,norm,head}.*
+            blocks.#.#.{norm1,norm2,mlp.fc#,attn.qkv,attn.q,attn.kv,attn.proj,attn.sr,attn.norm}.*
+            """
         ),
         markers=("patch_embeds.0.proj.weight", "blocks.0.0.attn.qkv.weight"),
         card=make_timm_card,

@@ -4,7 +4,7 @@ Plain data and small functions of shapes and configs. `vitrail.checkpoint` reads
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -23,8 +23,14 @@ class TensorTransform:
 
 
 IDENTITY = TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor])
-THREE_PARTS = TensorTransform(torch.cat, lambda tensor, _: list(tensor.chunk(3)))  # queries, keys and values
-TWO_PARTS = TensorTransform(torch.cat, lambda tensor, _: list(tensor.chunk(2)))  # gates and values
+
+
+def join_parts(count: int, transform: TensorTransform = IDENTITY) -> TensorTransform:
+    """Tensors that are one after another along the first axis of ours, each transformed."""
+    return TensorTransform(
+        lambda parts: torch.cat([transform.to_ours([part]) for part in parts]),
+        lambda tensor, heads: [part for each in tensor.chunk(count) for part in transform.to_theirs(each, heads)],
+    )
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ class NameEntry:
     """One row of a name table, for both directions: our tensor is made of one or more of theirs.
 
     In a name, # stands for a number, % for a number that the layout counts from 1 and we from 0, ~ for one that the
-    layout counts from 0 and we from 1, = for the number before it again, * for weight or bias.
+    layout counts from 0 and we from 1, = for the number before it again, * for weight or bias, + for any tensor of a
+    batch norm.
     """
 
     theirs: tuple[str, ...]
@@ -40,13 +47,54 @@ class NameEntry:
     transform: TensorTransform = IDENTITY
 
 
+def parse_table(text: str, **transforms: TensorTransform) -> tuple[NameEntry, ...]:
+    """The rows of a name table, which has one per line: `theirs -> ours`, or one name if both are the same.
+
+    {a,b} stands for several rows; the first braces of theirs correspond to the first of ours, if ours has some.
+    [a,b] stands for the parts of one tensor, see `join_parts`. A line that ends with a colon has the beginnings of the
+    names in the indented lines below it. `| name` at the end of a line names one of the transforms.
+    """
+    rows, scopes = list[NameEntry](), [(-1, [("", "")])]  # indentation, beginnings
+    for line in filter(str.strip, text.splitlines()):
+        indentation = len(line) - len(line.lstrip())
+        while scopes[-1][0] >= indentation:
+            scopes.pop()
+        names, _, transform = line.strip().removesuffix(":").partition(" | ")
+        theirs, arrow, ours = names.partition(" -> ")
+        expanded = [
+            (start + their, our_start + our)
+            for their, our in expand_braces(theirs, ours if arrow else theirs)
+            for start, our_start in scopes[-1][1]
+        ]
+        if line.endswith(":"):
+            scopes.append((indentation, expanded))
+            continue
+        for their, our in expanded:
+            parts, chosen = list_choices(their, "[]"), transforms[transform] if transform else IDENTITY
+            rows.append(NameEntry(parts, our, chosen if len(parts) == 1 else join_parts(len(parts), chosen)))
+    return tuple(rows)
+
+
+def expand_braces(theirs: str, ours: str) -> Iterator[tuple[str, str]]:
+    their_names, our_names = list_choices(theirs, "{}"), list_choices(ours, "{}")
+    if len(our_names) == 1:
+        our_names *= len(their_names)
+    for pair in zip(their_names, our_names, strict=True):
+        yield from expand_braces(*pair) if "{" in pair[0] else [pair]
+
+
+def list_choices(name: str, brackets: str) -> tuple[str, ...]:
+    """The names that the first pair of brackets stands for; without brackets only the name."""
+    start, *rest = name.split(brackets[0], 1)
+    if not rest:
+        return (name,)
+    choices, end = rest[0].split(brackets[1], 1)
+    outside = re.split(r",(?![^\[]*\])", choices)  # at commas that are not between the other brackets
+    return tuple(f"{start}{choice}{end}" for choice in outside)
+
+
 def make_entry(theirs: str | Iterable[str], ours: str, transform: TensorTransform = IDENTITY) -> NameEntry:
     return NameEntry((theirs,) if isinstance(theirs, str) else tuple(theirs), ours, transform)
-
-
-def keep_names(*names: str) -> tuple[NameEntry, ...]:
-    """Rows of tensors that have our names in the layout."""
-    return tuple(NameEntry((name,), name) for name in names)
 
 
 TensorShapes = Mapping[str, tuple[int, ...]]  # under our names
@@ -147,12 +195,7 @@ def find_published_heads(presets: Mapping[str, Any], widths: tuple[int, ...]) ->
     return next(({"heads": each.heads} for each in presets.values() if each.widths == widths), {})
 
 
-BATCH_NORM_PARTS = ("*", "running_mean", "running_var", "num_batches_tracked")
 ARGUMENTS_IN_SHAPES = ("in_chans", "num_classes", "layers", "depth", "w0", "wa", "wm", "group_size")
-
-
-def list_batch_norm_names(name: str) -> tuple[str, ...]:
-    return tuple(f"{name}.{part}" for part in BATCH_NORM_PARTS)
 
 
 def make_preset_card(config: ConfigFields, family: str, presets: Mapping[str, Any]) -> dict[str, Any]:

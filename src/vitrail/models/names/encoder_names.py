@@ -71,16 +71,16 @@ def is_swiglu(config: side.ConfigFields) -> bool:
     return config.get("activation") == "swiglu"
 
 
-TIMM_BASE_TABLE = (
-    *side.keep_names("cls_token", "reg_token", "dist_token", "pos_embed", "patch_embed.proj.*"),
-    *side.keep_names(
-        *(f"blocks.#.{part}.*" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"))
-    ),
-    *side.keep_names("norm.*", "fc_norm.*", "head.*", "head_dist.*", "attn_pool.latent"),
-    *side.keep_names(*(f"attn_pool.{part}.*" for part in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2"))),
-    side.make_entry("pre_logits.fc.*", "pre_logits.*"),
+TIMM_BASE_TABLE = side.parse_table(
+    """
+    {cls_token,reg_token,dist_token,pos_embed,attn_pool.latent}
+    {patch_embed.proj,norm,fc_norm,head,head_dist}.*
+    blocks.#.{norm1,attn.qkv,attn.proj,norm2,mlp.fc1,mlp.fc2}.*
+    attn_pool.{q,kv,proj,norm,mlp.fc1,mlp.fc2}.*
+    pre_logits.fc.* -> pre_logits.*
+    """
 )
-TIMM_TABLE = (*TIMM_BASE_TABLE, *side.keep_names("blocks.#.ls1.gamma", "blocks.#.ls2.gamma"))
+TIMM_TABLE = (*TIMM_BASE_TABLE, *side.parse_table("blocks.#.ls{1,2}.gamma"))
 TIMM_ASSUMED = {"activation": "gelu", "norm_eps": 1e-6}
 TIMM_POOLS = {"class": "token", "mean": "avg", "mean_norm": "avg", "map": "map"}
 TIMM_DETAILS = {
@@ -150,24 +150,18 @@ TIMM = side.SourceNames(
     },
 )
 
-TORCHVISION_LAYER = "encoder.layers.encoder_layer_#."
 TORCHVISION = side.SourceNames(
     layout="torchvision",
-    table=(
-        side.make_entry("class_token", "cls_token"),
-        side.make_entry("conv_proj.*", "patch_embed.proj.*"),
-        side.make_entry("encoder.pos_embedding", "pos_embed"),
-        side.make_entry(f"{TORCHVISION_LAYER}ln_1.*", "blocks.#.norm1.*"),
-        side.make_entry(f"{TORCHVISION_LAYER}self_attention.in_proj_*", "blocks.#.attn.qkv.*"),
-        side.make_entry(f"{TORCHVISION_LAYER}self_attention.out_proj.*", "blocks.#.attn.proj.*"),
-        side.make_entry(f"{TORCHVISION_LAYER}ln_2.*", "blocks.#.norm2.*"),
-        side.make_entry(f"{TORCHVISION_LAYER}mlp.0.*", "blocks.#.mlp.fc1.*"),
-        side.make_entry(f"{TORCHVISION_LAYER}mlp.3.*", "blocks.#.mlp.fc2.*"),
-        side.make_entry(f"{TORCHVISION_LAYER}mlp.linear_1.*", "blocks.#.mlp.fc1.*"),
-        side.make_entry(f"{TORCHVISION_LAYER}mlp.linear_2.*", "blocks.#.mlp.fc2.*"),
-        side.make_entry("encoder.ln.*", "norm.*"),
-        side.make_entry("heads.pre_logits.*", "pre_logits.*"),
-        side.make_entry("heads.head.*", "head.*"),
+    table=side.parse_table(
+        """
+        {class_token,encoder.pos_embedding} -> {cls_token,pos_embed}
+        {conv_proj,encoder.ln,heads.pre_logits,heads.head}.* -> {patch_embed.proj,norm,pre_logits,head}.*
+        encoder.layers.encoder_layer_#. -> blocks.#.:
+            {ln_1,ln_2}.* -> {norm1,norm2}.*
+            self_attention.{in_proj_,out_proj.}* -> attn.{qkv,proj}.*
+            mlp.{0,3}.* -> mlp.{fc1,fc2}.*
+            mlp.{linear_1,linear_2}.* -> mlp.{fc1,fc2}.*
+        """
     ),
     markers=("encoder.pos_embedding",),
     supported=support_more("head", "mlp_width", channels=(3,)),
@@ -203,10 +197,9 @@ MOCO = side.SourceNames(
 DINO = side.SourceNames(
     layout="dino",
     table=(
-        side.make_entry("register_tokens", "reg_token"),
+        *side.parse_table("register_tokens -> reg_token"),
         *TIMM_TABLE,
-        side.make_entry("blocks.#.mlp.w12.*", "blocks.#.mlp.fc1.*"),
-        side.make_entry("blocks.#.mlp.w3.*", "blocks.#.mlp.fc2.*"),
+        *side.parse_table("blocks.#.mlp.{w12,w3}.* -> blocks.#.mlp.{fc1,fc2}.*"),
     ),
     markers=(PATCH_KERNEL,),
     supported=support_more(
@@ -217,7 +210,7 @@ DINO = side.SourceNames(
 )
 FACEBOOK = side.SourceNames(  # where a LayerScale has another name
     layout="deit",
-    table=(*TIMM_BASE_TABLE, *(side.make_entry(f"blocks.#.gamma_{n}", f"blocks.#.ls{n}.gamma") for n in (1, 2))),
+    table=(*TIMM_BASE_TABLE, *side.parse_table("blocks.#.gamma_{1,2} -> blocks.#.ls{1,2}.gamma")),
     supported=support_more("distilled", "layer_scale"),
     assumed=TIMM_ASSUMED,
     heads={192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16},  # of DeiT and DeiT-III

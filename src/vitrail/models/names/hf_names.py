@@ -13,61 +13,45 @@ from vitrail.models.names.encoder_names import SUPPORTED, is_swiglu, support_mor
 # of the names on disk and, since v5, in memory; those on disk are written
 HF_OLD_LAYER, HF_NEW_LAYER = "encoder.layer.#.", "layers.#."
 HF_KERNEL = "embeddings.patch_embeddings.projection.weight"
-HF_EMBEDDINGS = (
-    side.make_entry("embeddings.cls_token", "cls_token"),
-    side.make_entry("embeddings.position_embeddings", "pos_embed"),
-    side.make_entry("embeddings.patch_embeddings.projection.*", "patch_embed.proj.*"),
-    side.make_entry("layernorm.*", "norm.*"),
-    side.make_entry("pooler.dense.*", "pre_logits.*"),
-    side.make_entry("classifier.*", "head.*"),
+HF_EMBEDDINGS = side.parse_table(
+    """
+    embeddings.{cls_token,position_embeddings} -> {cls_token,pos_embed}
+    embeddings.patch_embeddings.projection.* -> patch_embed.proj.*
+    {layernorm,pooler.dense,classifier}.* -> {norm,pre_logits,head}.*
+    """
 )
 HF_REGISTERS = side.make_entry("embeddings.register_tokens", "reg_token")
-HF_DISTILLED = (
-    side.make_entry("cls_classifier.*", "head.*"),
-    side.make_entry("distillation_classifier.*", "head_dist.*"),
-)
-
-
-def make_hf_attention_entries(layer: str) -> tuple[side.NameEntry, ...]:
-    old = [f"{layer}attention.attention.{part}.*" for part in ("query", "key", "value")]
-    return (
-        side.make_entry(old, "blocks.#.attn.qkv.*", side.THREE_PARTS),
-        side.make_entry(f"{layer}attention.output.dense.*", "blocks.#.attn.proj.*"),
-        side.make_entry([f"{layer}attention.{part}_proj.*" for part in "qkv"], "blocks.#.attn.qkv.*", side.THREE_PARTS),
-        side.make_entry(f"{layer}attention.o_proj.*", "blocks.#.attn.proj.*"),
-    )
-
-
-HF_VIT_TABLE = (
-    *HF_EMBEDDINGS,
-    *(
-        row
-        for layer in (HF_OLD_LAYER, HF_NEW_LAYER)
-        for row in (
-            side.make_entry(f"{layer}layernorm_before.*", "blocks.#.norm1.*"),
-            side.make_entry(f"{layer}layernorm_after.*", "blocks.#.norm2.*"),
-            *make_hf_attention_entries(layer),
-        )
-    ),
-    side.make_entry(f"{HF_OLD_LAYER}intermediate.dense.*", "blocks.#.mlp.fc1.*"),
-    side.make_entry(f"{HF_OLD_LAYER}output.dense.*", "blocks.#.mlp.fc2.*"),
-    *(side.make_entry(f"{HF_NEW_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)),
+HF_DISTILLED = side.parse_table("{cls_classifier,distillation_classifier}.* -> {head,head_dist}.*")
+HF_VIT_TABLE = HF_EMBEDDINGS + side.parse_table(
+    """
+    {encoder.layer.#,layers.#}. -> blocks.#.:
+        {layernorm_before,layernorm_after}.* -> {norm1,norm2}.*
+        attention.{attention.[query,key,value],output.dense}.* -> attn.{qkv,proj}.*
+        attention.{[q,k,v]_proj,o_proj}.* -> attn.{qkv,proj}.*
+    encoder.layer.#.{intermediate,output}.dense.* -> blocks.#.mlp.{fc1,fc2}.*
+    layers.#.mlp.{fc1,fc2}.* -> blocks.#.mlp.{fc1,fc2}.*
+    """
 )
 HF_DINO_TABLE = (
     *HF_EMBEDDINGS,
     HF_REGISTERS,
-    *(side.make_entry(f"{HF_OLD_LAYER}norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
-    *(side.make_entry(f"{HF_OLD_LAYER}layer_scale{n}.lambda1", f"blocks.#.ls{n}.gamma") for n in (1, 2)),
-    *make_hf_attention_entries(HF_OLD_LAYER),
-)
-HF_MLP = tuple(side.make_entry(f"{HF_OLD_LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2))
-HF_SWIGLU = (
-    side.make_entry(f"{HF_OLD_LAYER}mlp.weights_in.*", "blocks.#.mlp.fc1.*"),
-    side.make_entry(f"{HF_OLD_LAYER}mlp.weights_out.*", "blocks.#.mlp.fc2.*"),
-    side.make_entry(
-        [f"{HF_OLD_LAYER}mlp.{part}_proj.*" for part in ("gate", "up")], "blocks.#.mlp.fc1.*", side.TWO_PARTS
+    *side.parse_table(
+        """
+        encoder.layer.#. -> blocks.#.:
+            {norm1,norm2}.*
+            layer_scale{1,2}.lambda1 -> ls{1,2}.gamma
+            attention.{attention.[query,key,value],output.dense}.* -> attn.{qkv,proj}.*
+            attention.{[q,k,v]_proj,o_proj}.* -> attn.{qkv,proj}.*
+        """
     ),
-    side.make_entry(f"{HF_OLD_LAYER}mlp.down_proj.*", "blocks.#.mlp.fc2.*"),
+)
+HF_MLP = side.parse_table("encoder.layer.#.mlp.{fc1,fc2}.* -> blocks.#.mlp.{fc1,fc2}.*")
+HF_SWIGLU = side.parse_table(
+    """
+    encoder.layer.#.mlp. -> blocks.#.mlp.:
+        {weights_in,weights_out}.* -> {fc1,fc2}.*
+        {[gate,up]_proj,down_proj}.* -> {fc1,fc2}.*
+    """
 )
 HF_SUPPORTED = {name: SUPPORTED[name] for name in ("class_token", "pool", "positions", "positions_at")}
 
@@ -232,20 +216,22 @@ def make_siglip_card(config: side.ConfigFields) -> dict[str, Any]:
 
 HF_SIGLIP = side.SourceNames(
     layout="hf",
-    table=(
-        side.make_entry("embeddings.patch_embedding.*", "patch_embed.proj.*"),
-        side.make_entry("embeddings.position_embedding.weight", "pos_embed", ADD_AXIS),
-        *(side.make_entry(f"{LAYER}layer_norm{n}.*", f"blocks.#.norm{n}.*") for n in (1, 2)),
-        side.make_entry([f"{LAYER}self_attn.{part}_proj.*" for part in "qkv"], "blocks.#.attn.qkv.*", side.THREE_PARTS),
-        side.make_entry(f"{LAYER}self_attn.out_proj.*", "blocks.#.attn.proj.*"),
-        *(side.make_entry(f"{LAYER}mlp.fc{n}.*", f"blocks.#.mlp.fc{n}.*") for n in (1, 2)),
-        side.make_entry("post_layernorm.*", "norm.*"),
-        side.make_entry("head.probe", "attn_pool.latent"),
-        *(side.make_entry(f"head.attention.{part}.*", f"attn_pool.{part}.*") for part in ("q", "kv")),  # read
-        side.make_entry(f"{STACKED}*", "attn_pool.in_proj.*"),  # written
-        side.make_entry("head.attention.out_proj.*", "attn_pool.proj.*"),
-        side.make_entry("head.layernorm.*", "attn_pool.norm.*"),
-        *(side.make_entry(f"head.mlp.fc{n}.*", f"attn_pool.mlp.fc{n}.*") for n in (1, 2)),
+    table=side.parse_table(
+        """
+        embeddings.patch_embedding.* -> patch_embed.proj.*
+        embeddings.position_embedding.weight -> pos_embed | table
+        encoder.layers.#. -> blocks.#.:
+            {layer_norm1,layer_norm2}.* -> {norm1,norm2}.*
+            self_attn.{[q,k,v]_proj,out_proj}.* -> attn.{qkv,proj}.*
+            mlp.{fc1,fc2}.*
+        post_layernorm.* -> norm.*
+        head. -> attn_pool.:
+            probe -> latent
+            attention.{q,kv}.* -> {q,kv}.*
+            attention.in_proj_* -> in_proj.*
+            {attention.out_proj,layernorm,mlp.fc1,mlp.fc2}.* -> {proj,norm,mlp.fc1,mlp.fc2}.*
+        """,
+        table=ADD_AXIS,
     ),
     markers=("embeddings.patch_embedding.weight", "head.probe"),
     accepts=lambda config: config["pool"] == "map",
