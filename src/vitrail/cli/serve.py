@@ -1,27 +1,101 @@
-"""vitrail serve: models over HTTP, and a page that explores them."""
+"""vitrail serve: models over HTTP, and a page that shows what they attend to."""
 
-from typing import Annotated
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from vitrail.base.errors import missing_package_error
+from vitrail.base.errors import ConfigError, missing_package_error
+from vitrail.base.files import read_text
 from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.groups import LIMITS, NETWORK
+from vitrail.cli.options.values import parse_fields, parse_size, read_labels
 
-SERVED_HELP = "Models, each as NAME=MODEL or MODEL. [default: a small model of the package]"
+if TYPE_CHECKING:
+    from vitrail.serve.service import Service
+
+TOKEN_VARIABLE, ADMIN_VARIABLE = "VITRAIL_TOKEN", "VITRAIL_ADMIN_TOKEN"
+SERVED_HELP = (
+    "Models of any kind, each a name, run folder, checkpoint or exported folder, or NAME=MODEL for another name. "
+    "[default: cct_cifar10, which is part of the package]"
+)
+MEGABYTE = 10**6
 
 
 def serve(
     *models: Annotated[str, Parameter(name="MODEL", required=False, help=SERVED_HELP)],
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    host: Annotated[str, Parameter(group=NETWORK)] = "127.0.0.1",
+    port: Annotated[int, Parameter(name=("--port", "-p"))] = 8000,
+    token_file: Annotated[Path | None, Parameter(group=NETWORK)] = None,
+    admin_token_file: Annotated[Path | None, Parameter(group=NETWORK)] = None,
+    allow_anonymous: Annotated[bool, Parameter(negative=(), group=NETWORK)] = False,
+    proxy: Annotated[bool, Parameter(negative=(), group=NETWORK)] = False,
+    max_wait: Annotated[float, Parameter(group=LIMITS)] = 0.5,
+    timeout: Annotated[float, Parameter(group=LIMITS)] = 5.0,
+    max_body: Annotated[float, Parameter(group=LIMITS)] = 16.0,
+    max_buffered: Annotated[float, Parameter(group=LIMITS)] = 128.0,
+    max_connections: Annotated[int, Parameter(group=LIMITS)] = 1000,
+    drain: Annotated[float, Parameter(group=LIMITS)] = 5.0,
+    quiet: Annotated[bool, Parameter(negative=())] = False,
+    labels: flags.Labels = None,
+    streams: int | None = None,
+    image_size: flags.ImageSize = None,
+    fields: flags.ConfigFields = None,
+    preprocessing: flags.PreprocessingFields = None,
     device: flags.Device = "auto",
 ) -> None:
-    """Serve models over HTTP, with a page at / that shows what they attend to.
+    """Serve models over HTTP, with a page that shows what they attend to.
+
+    Open the address that is printed: drop a photo on the page, and the attention follows the mouse. Programs send
+    photos to the same address; clients of Hugging Face, Triton and KServe work unchanged. A request that would wait
+    too long is refused at once with status 429, so that the others stay fast. SIGTERM ends without losing a request;
+    SIGHUP opens the models again. Exported models (`vitrail export`) need no torch and are the fastest.
+
+    From a shell: curl --data-binary @photo.jpg http://127.0.0.1:8000/ or, of one of several models and with a limit,
+    curl -F image=@photo.jpg http://127.0.0.1:8000/models/NAME?top_k=3. All routes are in /openapi.json.
+
+    Only this machine can connect. For others, write a password into a file: openssl rand -hex 16 > token, then
+    --host 0.0.0.0 --token-file token.
 
     Examples::
 
         vitrail serve
-        vitrail serve vit_fashion cct_cifar10
+        vitrail serve runs/photos
+        vitrail serve small=vit_fashion exported --port 9000
+
+    Parameters
+    ----------
+    host
+        Address to listen on; 0.0.0.0 is every network of this machine.
+    port
+        Port to listen on; 0 is any free one.
+    token_file
+        File with the token that requests have to send: Authorization: Bearer TOKEN. [default: the variable
+        VITRAIL_TOKEN]
+    admin_token_file
+        File with the token for reloading models over HTTP. [default: the variable VITRAIL_ADMIN_TOKEN]
+    allow_anonymous
+        Accept requests of other machines without a token.
+    proxy
+        Trust the X-Forwarded headers of a reverse proxy on this machine.
+    max_wait
+        Seconds that a request may be expected to wait; else it is refused.
+    timeout
+        Seconds until a request is answered; after that it is not computed.
+    max_body
+        Megabytes per request.
+    max_buffered
+        Megabytes of all requests that wait.
+    max_connections
+        Open connections.
+    drain
+        Seconds after SIGTERM in which requests are still accepted, while a load balancer learns of it.
+    quiet
+        Do not write a line per request on stderr.
+    streams
+        Items that are computed at the same time, on one thread each. [default: one per core]
     """
     try:
         from vitrail.serve.server import serve_models
@@ -31,5 +105,41 @@ def serve(
         raise missing_package_error("`serve`", error.name, "serve") from None
     from vitrail.serve.settings import ServeSettings
 
-    settings = ServeSettings(host=host, port=port, options={"device": None if device == "auto" else device})
-    serve_models(models, settings, lambda address, _: print(address, flush=True))
+    how = {"labels": read_labels(labels), "streams": streams, "fields": parse_fields(fields) or None}
+    how |= {"image_size": None if image_size is None else parse_size(image_size)}
+    how |= {"preprocessing": parse_fields(preprocessing, "--preprocessing") or None}
+    how |= {"device": None if device == "auto" else device}
+    settings = ServeSettings(
+        host=host,
+        port=port,
+        token=read_token(token_file, TOKEN_VARIABLE),
+        admin_token=read_token(admin_token_file, ADMIN_VARIABLE),
+        allow_anonymous=allow_anonymous,
+        proxy=proxy,
+        max_wait=max_wait,
+        timeout=timeout,
+        max_body=round(max_body * MEGABYTE),
+        max_buffered=round(max_buffered * MEGABYTE),
+        max_connections=max_connections,
+        drain=drain,
+        log=not quiet,
+        streams=streams,
+        options={name: value for name, value in how.items() if value is not None},
+    )
+    serve_models(models, settings, print_address)
+
+
+def read_token(file: Path | None, variable: str) -> str | None:
+    """From a file or the environment, never from the command line, which other users of the machine can read."""
+    if file is None:
+        return os.environ.get(variable) or None
+    if not file.exists():
+        raise ConfigError(f"{file} does not exist; write a token into it: openssl rand -hex 16 > {file}")
+    return read_text(file).strip()
+
+
+def print_address(address: str, service: "Service") -> None:
+    """On stdout the address alone, so that scripts can read it."""
+    names = ", ".join(f"{each.name} ({each.served.facts.get('kind')})" for each in service.models)
+    print(f"vitrail: serving {names}; Ctrl-C ends, curl --data-binary @photo.jpg {address}", file=sys.stderr)
+    print(address, flush=True)

@@ -5,11 +5,13 @@ from starlette.types import ASGIApp
 
 from vitrail.serve.guard import Guard
 from vitrail.serve.health_routes import HealthRoutes
+from vitrail.serve.inference_routes import InferenceRoutes
 from vitrail.serve.page_routes import PageRoutes
 from vitrail.serve.prediction_routes import PredictionRoutes
 from vitrail.serve.service import Service
 
 
 def build_app(service: Service) -> ASGIApp:
-    groups = (PageRoutes(service), PredictionRoutes(service), HealthRoutes(service))
-    return Guard(Router([route for group in groups for route in group.list()]), service)
+    groups = (PredictionRoutes, InferenceRoutes, PageRoutes, HealthRoutes)
+    routes = [route for group in groups for route in group(service).list_routes()]
+    return Guard(Router(routes, redirect_slashes=False), service)

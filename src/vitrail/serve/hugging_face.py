@@ -26,13 +26,13 @@ class Asked:
     several: bool = False  # whether a list is answered with a list
 
 
-def read_request(body: bytes, headers: Mapping[str, str], query: Mapping[str, str], served: ServedModel) -> Asked:
-    first = find_bytes_input(served)
+def read_request(body: bytes, query: Mapping[str, str], served: ServedModel) -> Asked:
+    first = served.inputs[0]
     parameters = dict(query)
     if not body:
         raise RequestError(400, f"the body is empty; send {describe_item(first)}")
     if is_multipart(body):
-        content, fields = parse_multipart(body, headers.get("content-type", ""))
+        content, fields = parse_multipart(body)
         return Asked(items=[(first.name, content)], parameters={**parameters, **fields})
     if body.lstrip()[:1] != b"{":
         return Asked(items=[(first.name, body)], parameters=parameters)
@@ -46,10 +46,6 @@ def read_request(body: bytes, headers: Mapping[str, str], query: Mapping[str, st
         raise RequestError(400, f"{len(listed)} inputs; expected 1 to {MAX_ITEMS}")
     items = [(first.name, decode_input(each, first)) for each in listed]
     return Asked(items=items, parameters={**parameters, **more}, several=several)
-
-
-def find_bytes_input(served: ServedModel) -> ServedTensor:
-    return served.inputs[0]
 
 
 def describe_item(tensor: ServedTensor) -> str:

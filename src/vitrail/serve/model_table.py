@@ -1,7 +1,8 @@
 """The models of the service by name. A model is opened, run once, and only then visible."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ from vitrail.opening import detect_kind
 from vitrail.serve.request_errors import unknown_model_error
 
 DEFAULT_MODEL = "cct_cifar10"  # of the package
+NUMBERS = count()
 NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
@@ -26,6 +28,7 @@ class HostedModel:
     no_explorer_reason: str | None
     description: Mapping[str, Any] | None  # of the explorer
     seconds: float  # of the warm item
+    number: int  # of this opening, which differs after each reload
 
     def describe(self) -> dict[str, Any]:
         """The model as the page and clients see it."""
@@ -68,13 +71,14 @@ def host_model(name: str, source: str, options: Mapping[str, Any]) -> HostedMode
     kind = find_kind(detect_kind(source)[0], source)
     served: ServedModel = call_command(kind, "serve", source, options)
     seconds = warm_up(served)
-    try:
-        explorer: Explorer | None = call_command(kind, "explore", source, {"opened": served.opened})
-        description = None if explorer is None else explorer.describe()
-        reason = None
-    except VitrailError as error:  # the model predicts, but cannot be looked into
-        explorer, description, reason = None, None, str(error)
-    return HostedModel(name, source, served, explorer, reason, description, seconds)
+    explorer, description, reason = None, None, f"vitrail has no figures for a model that {kind.does}"
+    if "explore" in kind.commands:
+        try:
+            explorer = call_command(kind, "explore", source, {"opened": served.opened})
+            description, reason = explorer.describe(), None
+        except VitrailError as error:  # the model predicts, but cannot be looked into
+            explorer, reason = None, str(error)
+    return HostedModel(name, source, served, explorer, reason, description, seconds, next(NUMBERS))
 
 
 def warm_up(served: ServedModel) -> float:
@@ -95,7 +99,7 @@ class ModelTable:
     def __init__(self, models: Iterable[HostedModel]) -> None:
         self.models = {each.name: each for each in models}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[HostedModel]:
         return iter(self.models.values())
 
     @property

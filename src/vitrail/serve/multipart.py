@@ -15,9 +15,8 @@ def is_multipart(body: bytes) -> bool:
     return found is not None and body[found.end() :][:20].lower().startswith(b"content-")
 
 
-def parse_multipart(body: bytes, content_type: str) -> tuple[bytes, dict[str, str]]:
+def parse_multipart(body: bytes) -> tuple[bytes, dict[str, str]]:
     """The file, and the other fields as text."""
-    del content_type  # the bytes decide
     found = BOUNDARY.match(body)
     assert found is not None
     mark = b"\r\n--" + found[1]

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from starlette.requests import Request
@@ -10,8 +12,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from vitrail import __version__
+from vitrail.base.kinds import Explorer
 from vitrail.data.photos import list_example_photos
-from vitrail.serve.model_table import HostedModel
+from vitrail.serve.explain import describe_explanation
+from vitrail.serve.prediction_routes import answer_json
 from vitrail.serve.request_errors import RequestError
 from vitrail.serve.scheduler import Work
 from vitrail.serve.service import Service
@@ -61,7 +65,7 @@ class PageRoutes:
         self.files = {path.relative_to(PAGE_FOLDER).as_posix(): path for path in files}
         self.photos = {path.stem: path for path in list_example_photos()}
 
-    def list(self) -> list[Route]:
+    def list_routes(self) -> list[Route]:
         return [
             Route("/", self.show_page, methods=["GET"]),
             Route("/page/{name:path}", self.send_page_file, methods=["GET"]),
@@ -70,6 +74,8 @@ class PageRoutes:
             Route("/explore", self.describe, methods=["GET"]),
             Route("/examples/{name}", self.send_example, methods=["GET"]),
             Route("/models/{model}/explore", self.explore, methods=["POST"]),
+            Route("/explain", self.explain, methods=["POST"]),
+            Route("/models/{model}/explain", self.explain, methods=["POST"]),
         ]
 
     async def show_page(self, request: Request) -> Response:
@@ -91,9 +97,17 @@ class PageRoutes:
         return JSONResponse({"version": __version__, "models": models, "examples": examples})
 
     async def explore(self, request: Request) -> Response:
-        """The figures of one photo or text as safetensors."""
+        return Response(await self.find_figures(request), media_type="application/octet-stream")
+
+    async def explain(self, request: Request) -> Response:
+        """The explanation as JSON; the page reads the figures of `explore`."""
+        return answer_json(describe_explanation(await self.find_figures(request)))
+
+    async def find_figures(self, request: Request) -> bytes:
+        """The figures of one photo or text as a safetensors file, computed or remembered."""
         service, lane = self.service, self.service.explanations
-        model = service.models.find(request.path_params["model"])
+        model = service.models.find(request.path_params.get("model"))
+        request.state.model = model.name
         explorer = model.explorer
         if explorer is None:
             raise RequestError(404, f"{model.name} cannot be explored: {model.no_explorer_reason}")
@@ -104,22 +118,20 @@ class PageRoutes:
             body = await service.bodies.read(request, held)
             if not body:
                 raise RequestError(400, "the body is empty; send the bytes of a photo, or a text in UTF-8")
-            key = make_key(model, body, query)
-            answer = self.cache.get(key)
-            if answer is None:
-
-                def compute(work: Work) -> bytes:
-                    del work
-                    return explorer.explore(body, query)
-
-                found = await service.compute(request, lane, model.name, [compute], service.settings.explore_timeout)
-                answer: bytes | None = found[0]
-                self.cache.put(key, found[0])
-        return Response(answer, media_type="application/octet-stream")
+            key = (model.number, hashlib.sha256(body).digest(), tuple(sorted(query.items())))
+            found = self.cache.get(key)
+            if found is None:
+                compute = partial(compute_figures, explorer, body, query)
+                (found,) = await service.compute(request, lane, model.name, [compute], service.settings.explore_timeout)
+                self.cache.put(key, found)
+        return found
 
 
-def make_key(model: HostedModel, body: bytes, query: dict[str, str]) -> Any:
-    return (id(model.explorer), hashlib.sha256(body).digest(), tuple(sorted(query.items())))
+def compute_figures(explorer: Explorer, body: bytes, query: dict[str, str], work: Work) -> bytes:
+    start = perf_counter()
+    found = explorer.explore(body, query)
+    work.timings["inference"] = perf_counter() - start
+    return found
 
 
 def send_file(request: Request, files: dict[str, Path], name: str) -> Response:

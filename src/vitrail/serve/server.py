@@ -10,6 +10,7 @@ import uvicorn
 
 from vitrail.base.errors import ConfigError, describe_error
 from vitrail.serve.app import build_app
+from vitrail.serve.connection import make_connection_class
 from vitrail.serve.model_table import ModelTable, host_model, parse_names
 from vitrail.serve.service import Service
 from vitrail.serve.settings import ServeSettings
@@ -47,11 +48,11 @@ class DrainingServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain)
         loop.add_signal_handler(signal.SIGINT, self.end)
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGTERM)
-            loop.remove_signal_handler(signal.SIGINT)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        yield
+
+    def reload(self) -> None:
+        self.reloads = asyncio.ensure_future(self.service.reload_all())
 
     def drain(self) -> None:
         if not self.service.draining:
@@ -72,10 +73,11 @@ def serve_models(models: Sequence[str], settings: ServeSettings, on_ready: Calla
     service = Service(table, settings)
     config = uvicorn.Config(
         build_app(service),
-        http="httptools",
+        http=make_connection_class(settings, lambda reason: service.metrics.rejected.labels(reason).inc()),
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="critical",
         access_log=False,
         server_header=False,
         proxy_headers=settings.proxy,

@@ -1,17 +1,24 @@
 """What all routes share: the models, the lanes that compute, and how one request is computed."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
 
+from vitrail.base.errors import VitrailError
 from vitrail.serve.body import BodyReader
-from vitrail.serve.model_table import HostedModel, ModelTable
+from vitrail.serve.metrics import Metrics
+from vitrail.serve.model_table import HostedModel, ModelTable, host_model
 from vitrail.serve.request_errors import RequestError
+from vitrail.serve.request_log import write_log
 from vitrail.serve.scheduler import Lane, Work
 from vitrail.serve.settings import ServeSettings
+
+STUCK = 10  # timeouts that one item may take before the service is restarted
+EXPLORE_COST = 5  # of an explanation relative to a prediction, until the first was measured
 
 
 class Service:
@@ -19,25 +26,28 @@ class Service:
 
     def __init__(self, models: ModelTable, settings: ServeSettings) -> None:
         self.models, self.settings = models, settings
-        self.bodies = BodyReader(settings)
+        self.bodies, self.metrics = BodyReader(settings), Metrics()
         streams = settings.streams or max(each.served.streams for each in models)
         self.predictions = Lane("predict", streams, settings.max_wait)
         self.explanations = Lane("explore", 1, settings.max_explore_wait, low_priority=True)
-        self.draining = False
+        self.lanes = (self.predictions, self.explanations)
+        self.draining, self.in_flight = False, 0
+        self.reloading = asyncio.Lock()
         for each in models:
-            self.add_queues(each)
+            self.add_model(each)
 
-    def add_queues(self, model: HostedModel) -> None:
+    def add_model(self, model: HostedModel, before: HostedModel | None = None) -> None:
         self.predictions.add_queue(model.name, model.seconds)
-        self.explanations.add_queue(model.name, 5 * model.seconds)
+        self.explanations.add_queue(model.name, EXPLORE_COST * model.seconds)
+        self.metrics.set_model(model, before)
 
     def start(self) -> None:
-        self.predictions.start()
-        self.explanations.start()
+        for lane in self.lanes:
+            lane.start()
 
     def stop(self) -> None:
-        self.predictions.stop()
-        self.explanations.stop()
+        for lane in self.lanes:
+            lane.stop()
 
     @property
     def is_ready(self) -> bool:
@@ -45,10 +55,44 @@ class Service:
 
     @property
     def is_alive(self) -> bool:
-        return not (
-            self.predictions.is_stuck(10 * self.settings.timeout)
-            or self.explanations.is_stuck(10 * self.settings.explore_timeout)
-        )
+        """The event loop answers; no worker hangs."""
+        longest = (self.settings.timeout, self.settings.explore_timeout)
+        return not any(lane.is_stuck(STUCK * each) for lane, each in zip(self.lanes, longest, strict=True))
+
+    def check_admin(self, request: Request) -> None:
+        token = self.settings.admin_token
+        if token is None:
+            raise RequestError(403, "this server has no admin token; start it with one", "auth")
+        check_bearer(request, token)
+
+    def render_metrics(self) -> bytes:
+        found = self.metrics
+        found.in_flight.set(self.in_flight)
+        found.buffered.set(self.bodies.buffered)
+        found.ready.set(self.is_ready)
+        for name in self.models.names:
+            found.queue_length.labels(name).set(sum(lane.count_queued(name) for lane in self.lanes))
+        return found.render()
+
+    async def reload(self, name: str) -> None:
+        """Open a model again, warm it up, then let it answer; one that cannot be opened changes nothing."""
+        async with self.reloading:
+            before = self.models.find(name)
+            try:
+                model = await asyncio.to_thread(host_model, name, before.source, self.settings.options)
+            except VitrailError as error:
+                write_log({"event": "reload", "model": name, "error": str(error)})
+                raise RequestError(400, f"{name} was not reloaded, the model before answers: see the log") from None
+            self.add_model(model, before)
+            self.models.replace(model)
+            write_log({"event": "reload", "model": name, "digest": model.served.facts.get("digest")})
+
+    async def reload_all(self) -> None:
+        for name in self.models.names:
+            try:
+                await self.reload(name)
+            except RequestError:
+                continue  # it is in the log
 
     async def compute(
         self,
@@ -76,12 +120,23 @@ class Service:
             raise RequestError(504, f"not computed within {seconds:g} s; try again, or send a smaller request", "late")
         finally:
             left.cancel()
-            if not answered.done() or answered.exception() is not None:
-                for work in works:
+            for work in works:
+                if not work.future.done():
                     lane.cancel(work)
-                answered.cancel()
+            answered.cancel()
 
 
 async def wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def check_bearer(request: Request, token: str) -> None:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    if not secrets.compare_digest(given.encode(), token.encode()):
+        raise RequestError(
+            401,
+            "the token is missing or wrong; send Authorization: Bearer TOKEN",
+            "auth",
+            {"www-authenticate": "Bearer"},
+        )

@@ -15,6 +15,8 @@ LOOP = Group("Training loop", sort_key=7)
 SPEED = Group("Devices and speed", sort_key=8)
 TRANSLATION = Group("Translation", sort_key=9)
 CAPTIONS = Group("Captions", sort_key=10)
+NETWORK = Group("Network", sort_key=11)
+LIMITS = Group("Limits", sort_key=12)
 FIRST_OPTIONS = (  # of the common ones, before all others
     *("--teacher", "--data", "--init", "--model", "--recipe", "--epochs", "--minutes", "--lr", "--batch", "--threads"),
     *("--seed", "--out", "--resume"),
