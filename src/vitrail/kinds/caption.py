@@ -94,6 +94,7 @@ KIND = Kind(
     use="vitrail caption",
     commands={
         "caption": "vitrail.predict.text_rows:CaptionRows",
+        "explore": "vitrail.inspection.explore.caption_explorer:CaptionExplorer",
         "evaluate": "vitrail.kinds.caption:open_evaluation",
     },
     open=open_captioner,

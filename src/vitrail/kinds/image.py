@@ -263,6 +263,7 @@ KIND = Kind(
     commands={
         "predict": "vitrail.predict.image_rows:PredictionRows",
         "embed": "vitrail.predict.image_rows:FeatureRows",
+        "explore": "vitrail.inspection.explore.image_explorer:ImageExplorer",
         "evaluate": "vitrail.evaluation.checkpoint_evaluation:open_checkpoint_evaluation",
         "explain": "vitrail.kinds.image:explain",
         "export": "vitrail.kinds.image:export",

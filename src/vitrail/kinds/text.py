@@ -150,6 +150,7 @@ KIND = Kind(
     use="vitrail translate",
     commands={
         "translate": "vitrail.predict.text_rows:TranslationRows",
+        "explore": "vitrail.inspection.explore.text_explorer:TextExplorer",
         "evaluate": "vitrail.evaluation.text_evaluation:open_text_evaluation",
         "explain": "vitrail.kinds.text:explain",
         "export": "vitrail.kinds.text:export",

@@ -83,12 +83,17 @@ def attend_words(
     """The attention of one image's caption, given by its tokens; a word of several pieces has the mean of theirs."""
     target = torch.tensor([[tokenizer.start, *ids]], device=memory.tokens.device)
     maps = compute_cross_attention(model, memory, target, grid)[0]
-    starts = [place for place, token in enumerate(ids) if not place or tokenizer.starts_word(token)]
-    words = [range(start, end) for start, end in pairwise([*starts, len(ids)])]
+    words = group_pieces(tokenizer, ids)
     return WordAttention(
         tuple(tokenizer.decode(ids[word.start : word.stop]).strip() for word in words),
         np.stack([maps[word.start : word.stop].mean(0) for word in words]) if words else maps[:0],
     )
+
+
+def group_pieces(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[range]:
+    """The places of the tokens of each word of a caption."""
+    starts = [place for place, token in enumerate(ids) if not place or tokenizer.starts_word(token)]
+    return [range(start, end) for start, end in pairwise([*starts, len(ids)])]
 
 
 METHOD = "words"  # in the names of the files
