@@ -3,14 +3,14 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError, missing_package_error
 from vitrail.base.files import read_text
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.groups import LIMITS, NETWORK
+from vitrail.cli.options.groups import LIMITS, NETWORK, SPEED
 from vitrail.cli.options.values import parse_fields, parse_size, read_labels
 
 if TYPE_CHECKING:
@@ -40,7 +40,11 @@ def serve(
     drain: Annotated[float, Parameter(group=LIMITS)] = 5.0,
     quiet: Annotated[bool, Parameter(negative=())] = False,
     labels: flags.Labels = None,
-    streams: int | None = None,
+    engine: Annotated[
+        Literal["auto", "eager", "compiled", "bfloat16", "onnx", "int8"], Parameter(group=SPEED)
+    ] = "auto",
+    streams: Annotated[int | None, Parameter(group=SPEED)] = None,
+    latency: Annotated[bool, Parameter(negative=(), group=SPEED)] = False,
     image_size: flags.ImageSize = None,
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
@@ -94,8 +98,13 @@ def serve(
         Seconds after SIGTERM in which requests are still accepted, while a load balancer learns of it.
     quiet
         Do not write a line per request on stderr.
+    engine
+        What runs models that read images; onnx and int8 export them once to a cache. [default: eager for torch, onnx
+        for an exported model]
     streams
         Items that are computed at the same time, on one thread each. [default: one per core]
+    latency
+        Compute one item at a time on all cores: the shortest time per item on a machine that does nothing else.
     """
     try:
         from vitrail.serve.server import serve_models
@@ -106,6 +115,7 @@ def serve(
     from vitrail.serve.settings import ServeSettings
 
     how = {"labels": read_labels(labels), "streams": streams, "fields": parse_fields(fields) or None}
+    how |= {"engine": None if engine == "auto" else engine, "latency": latency or None}
     how |= {"image_size": None if image_size is None else parse_size(image_size)}
     how |= {"preprocessing": parse_fields(preprocessing, "--preprocessing") or None}
     how |= {"device": None if device == "auto" else device}
@@ -123,7 +133,6 @@ def serve(
         max_connections=max_connections,
         drain=drain,
         log=not quiet,
-        streams=streams,
         options={name: value for name, value in how.items() if value is not None},
     )
     serve_models(models, settings, print_address)

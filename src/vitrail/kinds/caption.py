@@ -96,6 +96,7 @@ KIND = Kind(
         "caption": "vitrail.predict.text_rows:CaptionRows",
         "explore": "vitrail.inspection.explore.caption_explorer:CaptionExplorer",
         "evaluate": "vitrail.kinds.caption:open_evaluation",
+        "serve": "vitrail.predict.served_texts:ServedCaptioner",
     },
     open=open_captioner,
     open_source=open_source,

@@ -268,6 +268,7 @@ KIND = Kind(
         "explain": "vitrail.kinds.image:explain",
         "export": "vitrail.kinds.image:export",
         "report": "vitrail.kinds.image:report",
+        "serve": "vitrail.predict.served_images:ServedImages",
     },
     open=open_image_model,
     open_source=open_source,

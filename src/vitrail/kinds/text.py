@@ -154,6 +154,7 @@ KIND = Kind(
         "evaluate": "vitrail.evaluation.text_evaluation:open_text_evaluation",
         "explain": "vitrail.kinds.text:explain",
         "export": "vitrail.kinds.text:export",
+        "serve": "vitrail.predict.served_texts:ServedTranslator",
     },
     open=open_text_model,
     open_source=open_source,

@@ -27,7 +27,7 @@ class Service:
     def __init__(self, models: ModelTable, settings: ServeSettings) -> None:
         self.models, self.settings = models, settings
         self.bodies, self.metrics = BodyReader(settings), Metrics()
-        streams = settings.streams or max(each.served.streams for each in models)
+        streams = max(each.served.streams for each in models)
         self.predictions = Lane("predict", streams, settings.max_wait)
         self.explanations = Lane("explore", 1, settings.max_explore_wait, low_priority=True)
         self.lanes = (self.predictions, self.explanations)

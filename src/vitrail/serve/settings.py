@@ -33,7 +33,6 @@ class ServeSettings:
     max_buffered: int = 128 * 2**20  # of all requests that wait
     max_connections: int = 1000
     log: bool = True  # a line per request on stderr
-    streams: int | None = None  # items that are computed at the same time; None is what the models suggest
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the command `serve` of the kinds
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ PLUGINS = {  # format → the Pillow module imported for it, and the function th
     "TIFF": ("PIL.TiffImagePlugin", "TiffImageFile"),
 }
 PILLOW_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow's names of them
-FORMAT_LIST = "JPEG, PNG, WebP, GIF, BMP or TIFF"
+FORMATS = ("JPEG", *PLUGINS)
 SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -94,9 +94,11 @@ class ImageLimits:
 
     pixels: int | None = None  # None: depends on the format, so that no image takes more than about 1 GB
     bytes: int = 2**28  # of its file
+    reduced_pixels: int | None = None  # of a baseline JPEG, which may be decoded at a reduced size; None: `pixels`
+    formats: tuple[str, ...] = FORMATS
 
     def __post_init__(self) -> None:
-        for name, value in (("pixels", self.pixels), ("bytes", self.bytes)):
+        for name, value in (("pixels", self.pixels), ("bytes", self.bytes), ("reduced_pixels", self.reduced_pixels)):
             if value is not None and value < 1:
                 raise ConfigError(f"the limit on {name} is {value}; expected 1 or more")
 
@@ -214,8 +216,8 @@ def open_with_plugin(data: bytes, where: str, limits: ImageLimits) -> Image.Imag
     Pillow's Image.open is not used: it tries all plugins, and some of them start programs.
     """
     kind = detect_image_format(data)
-    if kind is None:
-        raise unsupported_format_error(data, where)
+    if kind is None or kind not in limits.formats:
+        raise unsupported_format_error(data, where, limits)
     size = read_webp_size(data) if kind == "WebP" else None
     if size is not None:  # before its decoder allocates the canvas
         check_pixels(*size, where, limits, MAX_WEBP_PIXELS)
@@ -242,13 +244,15 @@ def detect_image_format(data: bytes) -> str | None:
     return next((kind for signature, kind in SIGNATURES.items() if data.startswith(signature)), None)
 
 
-def unsupported_format_error(data: bytes, where: str) -> DataError:
+def unsupported_format_error(data: bytes, where: str, limits: ImageLimits) -> DataError:
     """The error for an unsupported file: what it is, by its first bytes, and how to convert it."""
-    kind = detect_unsupported_kind(data)
+    expected = f"{', '.join(limits.formats[:-1])} or {limits.formats[-1]}"
+    readable = detect_image_format(data)
+    kind = detect_unsupported_kind(data) if readable is None else f"a {readable} file"
     if kind is None:
-        return DataError(f"{where} is not an image; expected {FORMAT_LIST}")
+        return DataError(f"{where} is not an image; expected {expected}")
     how = f"with '{CONVERSION_COMMANDS[kind]}'" if kind in CONVERSION_COMMANDS else "to PNG"
-    return DataError(f"{where} is {kind}; expected {FORMAT_LIST}: convert it, for instance {how}")
+    return DataError(f"{where} is {kind}; expected {expected}: convert it, for instance {how}")
 
 
 def detect_unsupported_kind(data: bytes) -> str | None:

@@ -6,6 +6,7 @@ simplejpeg decodes if it is installed and bit-identical to Pillow: it imports fa
 import re
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -109,7 +110,8 @@ def check_pixels_and_scans(data: bytes, header: JpegHeader, where: str, limits: 
     """Check pixels and scans: each scan covers the image; 10 are usual, a malicious file has thousands."""
     rows, columns, _ = header
     if not needs_full_image_in_memory(data):
-        check_pixels(rows, columns, where, limits, max_pixels)
+        most = limits.pixels if limits.reduced_pixels is None else limits.reduced_pixels
+        check_pixels(rows, columns, where, replace(limits, pixels=most), max_pixels)
         return
     check_pixels(rows, columns, where, limits)
     scans, max_scans = data.count(SCAN_MARKER), max(1, MAX_SCANNED_PIXELS // max(1, rows * columns))
