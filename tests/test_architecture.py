@@ -133,8 +133,11 @@ def test_probes_are_few_and_have_a_reason() -> None:
 
 
 def test_cli_is_small() -> None:
-    """Most of it is help: nine tasks of `pretrain`, translation, captions and comparisons have texts of their own."""
-    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 4000
+    """Most of it is help: nine tasks of `pretrain`, translation, captions and comparisons have texts of their own.
+
+    The limit grows with new commands: 150 lines for each.
+    """
+    assert count_lines(*(PACKAGE / "cli").rglob("*.py")) <= 4000 + 2 * 150  # serve, data
 
 
 def test_imports_only_point_down() -> None:

@@ -207,7 +207,7 @@ def test_options_of_other_tools_are_recognized(vitrail_: Run, words: str) -> Non
         ("trian", "train"),
         ("sumary", "summary"),
         ("help", "--help"),
-        ("serve", "export"),
+        ("deploy", "export"),
     ],
 )
 def test_commands_of_other_tools_are_recognized(vitrail_: Run, given: str, meant: str) -> None:

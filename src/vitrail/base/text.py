@@ -70,6 +70,11 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
+def format_bytes(count: float) -> str:
+    """170.1 MB, or 5.0 GB from a billion."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
 def format_count(count: float, noun: str) -> str:
     """A number with its noun: 1 image, 2,000 images, 0.5 epochs."""
     number = f"{count:,}" if isinstance(count, int) else f"{count:.4g}"

@@ -31,12 +31,12 @@ COMMAND_GROUPS = {  # headings of `vitrail --help`
     "Evaluate": ("eval", "probe", "compare", "bench"),
     "Predict and ship": ("predict", "embed", "translate", "caption", "export", "serve"),
     "Look inside": ("explain", "look", "report"),
-    "Models and checkpoints": ("models", "summary", "convert"),
+    "Models and data": ("models", "summary", "convert", "data"),
     "Study": ("ablate", "study cost", "study positions"),
     "This installation": ("env",),
 }
 COMMANDS = tuple(name for names in COMMAND_GROUPS.values() for name in names)
-COMMANDS_WITHOUT_MODELS = ("runs", "models", "study cost", "env")
+COMMANDS_WITHOUT_MODELS = ("runs", "models", "data", "study cost", "env")
 TOP_HELP = """Train, explain and ship Vision Transformers.
 
 Start with vitrail predict cct_cifar10 example:cat, or vitrail train (a minute).

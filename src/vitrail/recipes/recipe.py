@@ -338,10 +338,12 @@ def is_caption_data(data: str) -> bool:
 
 def is_pair_data(data: str) -> bool:
     """Whether data are sentence pairs, by its name or the names of its files."""
+    from vitrail.data.public.catalog import find_public_dataset
     from vitrail.data.text.pairs import find_pair_files
 
-    if data in BUILT_IN_PAIR_NAMES:
-        return True
+    public = find_public_dataset(data)
+    if data in BUILT_IN_PAIR_NAMES or public is not None:
+        return public is None or public.is_text
     try:
         place = Path(data).expanduser()
         parts = find_pair_files(place)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.data.images.datasets import DatasetSplits, open_data
+from vitrail.data.public.catalog import find_public_dataset
 from vitrail.models.catalog.external_families import UntrustedCodeError, is_external_family_name, resolve_external_name
 from vitrail.opening import TIMM_PREFIX
 from vitrail.recipes.recipe import BUILT_IN_PAIR_NAMES, GENERATED_CAPTIONS, Recipe
@@ -163,6 +164,8 @@ def list_trusted_code(model: str | None, code: Sequence[str]) -> list[str]:
 
 def resolve_data(name: str, *, is_text: bool) -> str:
     """Data by name, or by a full path; that of sentence pairs may be the common beginning of several files."""
+    if find_public_dataset(name) is not None:
+        return name
     if not is_text:
         return resolve_if_path(name)
     return name if name in BUILT_IN_PAIR_NAMES else str(Path(name).expanduser().resolve())

@@ -72,9 +72,13 @@ def test_wrong_name_or_path_suggests_the_nearest(tmp_path: Path) -> None:
         ("fashon", "'fashon' does not exist; expected 'fashion', or a folder .*: did you mean 'fashion'?"),
         ("nothing", "^'nothing' does not exist; expected 'fashion', or a folder with one subfolder per class"),
         (tmp_path / "flower", f": did you mean '{tmp_path / 'flowers'}'?"),
-        (tmp_path / "birds", "CIFAR-100 or MNIST$"),  # a long common path is not a similar name
-        ("cifar10", "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, .*cifar-10-batches-bin$"),
-        ("CIFAR-100", "cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html"),
+        (
+            tmp_path / "birds",
+            "CIFAR-100 or MNIST, or a name that `vitrail data` lists$",
+        ),  # a long common path is not a similar name
+        ("CIFAR-100", ": did you mean 'cifar100'?"),
+        ("tiny_imagenet", ": did you mean 'tiny-imagenet'?"),
+        ("multi30k", "multi30k has sentence pairs; expected images"),
         ("fashion-mnist", "is not a folder here; download the four idx .gz files"),
         ("imagenet", "https://image-net.org, .*train/CLASS and val/CLASS"),
         ("", "'' does not exist; expected"),

@@ -24,8 +24,8 @@ from vitrail.cli.options.values import (
 TORCH_MODEL_HELP = "Name of a model (`vitrail models`), run folder, checkpoint of any layout, or hf-hub:OWNER/NAME."
 MODEL_HELP = TORCH_MODEL_HELP.replace(", or", ", exported folder or .onnx file, or")
 DATA_HELP = (
-    "Folder (val/CLASS/*.jpg or CLASS/*.jpg, CIFAR-10 or -100, MNIST files, ImageNet), or 'fashion', which is bundled. "
-    "[default: the data of the training]"
+    "Folder (val/CLASS/*.jpg or CLASS/*.jpg, CIFAR-10 or -100, MNIST files, ImageNet), a public data set by name "
+    "(`vitrail data`), or 'fashion', which is bundled. [default: the data of the training]"
 )
 IMAGE_DATA_HELP = (
     "Folder of images, or any data that `vitrail eval` takes. [default: the data of the training, else example photos]"

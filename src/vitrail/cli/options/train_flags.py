@@ -47,7 +47,8 @@ class TrainFlags:
     ----------
     data
         Folder with one subfolder per class (train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg), CIFAR-10 or -100,
-        MNIST files, ImageNet, or 'fashion', which is bundled. [default: fashion]
+        MNIST files, ImageNet, a public data set by name (`vitrail data`), or 'fashion', which is bundled.
+        [default: fashion]
     model
         Architecture to train from scratch: a name that `vitrail models` lists, or a family of your own:
         package.module:preset, file.py:preset. [default: the recipe's]
@@ -203,9 +204,10 @@ class ImageOrTextFlags(RunFlags):
     ----------
     data
         Images: a folder with one subfolder per class (train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg), CIFAR-10
-        or -100, MNIST files, ImageNet, or 'fashion', which is bundled. Sentence pairs: a folder with train.de and
-        train.en (any two languages; val.*, test*.*, .gz), a .tsv file, or 'tatoeba', which is bundled. Captions: a
-        folder of images with captions.tsv (FILE, a tab, CAPTION), Flickr8k, or 'collages', which are generated.
+        or -100, MNIST files, ImageNet, a public data set by name (`vitrail data`), or 'fashion', which is bundled.
+        Sentence pairs: a folder with train.de and train.en (any two languages; val.*, test*.*, .gz), a .tsv file,
+        'multi30k', or 'tatoeba', which is bundled. Captions: a folder of images with captions.tsv (FILE, a tab,
+        CAPTION), Flickr8k, or 'collages', which are generated.
         [default: fashion]
     task
         What is trained: classification, translation, or caption, which describes images. [default: determined by the
@@ -258,8 +260,8 @@ class PretrainFlags(RunFlags):
     Parameters
     ----------
     data
-        Folder of images, with or without one subfolder per class, CIFAR-10 or -100, MNIST files, ImageNet, or
-        'fashion', which is bundled. [default: fashion]
+        Folder of images, with or without one subfolder per class, CIFAR-10 or -100, MNIST files, ImageNet, a public
+        data set by name (`vitrail data`), or 'fashion', which is bundled. [default: fashion]
     recipe
         Training settings: TASK-cpu, for CIFAR-10 on two CPU cores, TASK, as in the paper, or a .yaml file of your own
         for this task. [default: TASK-cpu]

@@ -20,7 +20,7 @@ from vitrail.base.text import escape_unprintable
 from vitrail.data import fashion
 from vitrail.data.images.array_dataset import NO_LABEL, ArrayDataset, check_label_range
 from vitrail.data.images.decoding.rgb_image import open_image, open_undecoded_file
-from vitrail.data.images.formats import cifar, mnist_idx
+from vitrail.data.images.formats import cifar, mnist_idx, packed_images
 from vitrail.data.images.formats.class_folders import (
     FileDataset,
     list_entries,
@@ -28,14 +28,14 @@ from vitrail.data.images.formats.class_folders import (
     read_class_folders,
     read_real_labels,
 )
+from vitrail.data.images.formats.listed_images import find_listed_format
 from vitrail.data.images.image_items import evenly_spaced_indices
+from vitrail.data.public.catalog import find_public_dataset, list_public_names
+from vitrail.data.public.download import fetch_dataset
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
 
 BUILT_IN_DATASETS = ("fashion",)  # bundled with the package
-CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
-PUBLIC_DATASETS = {  # by name without punctuation: what to download, from which page, and the folder to pass
-    "cifar10": ("cifar-10-binary.tar.gz", CIFAR_PAGE, "cifar-10-batches-bin"),
-    "cifar100": ("cifar-100-binary.tar.gz", CIFAR_PAGE, "cifar-100-binary"),
+MANUAL_DATASETS = {  # by name without punctuation: what to download, from which page, and the folder to pass
     "mnist": ("the four idx .gz files", "http://yann.lecun.com/exdb/mnist", "their folder"),
     "fashionmnist": ("the four idx .gz files", "https://github.com/zalandoresearch/fashion-mnist", "their folder"),
     "imagenet": ("ILSVRC2012", "https://image-net.org", "the folder with train/CLASS and val/CLASS"),
@@ -43,7 +43,7 @@ PUBLIC_DATASETS = {  # by name without punctuation: what to download, from which
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 EXPECTED_DATA = (
     "expected 'fashion', or a folder with one subfolder per class, with train and val folders of this kind, "
-    "or with the files of CIFAR-10, CIFAR-100 or MNIST"
+    "or with the files of CIFAR-10, CIFAR-100 or MNIST, or a name that `vitrail data` lists"
 )
 UNKNOWN_LABEL = NO_LABEL  # until the image is read
 MAX_CLASSES = 2**20  # if only the labels tell their number
@@ -265,6 +265,12 @@ def open_data(
     val: ImageDataset | None
     if isinstance(where, str) and where in BUILT_IN_DATASETS:
         name, (train, val), notes = where, fashion.read_fashion(), list[str]()
+    elif (public := find_public_dataset(where)) is not None:
+        if public.is_text:
+            raise DataError(f"{where} has sentence pairs; expected images: see the public data sets in `vitrail data`")
+        name, notes = public.name, note_folder_of_same_name(public.name)
+        train, val, own_notes = read_data_folder(fetch_dataset(public), real_labels, need_classes)
+        notes += own_notes
     elif isinstance(where, str | Path):
         root = check_data_folder(where)
         name = root.resolve().name
@@ -303,19 +309,28 @@ def check_data_folder(where: str | Path) -> Path:
 def check_data_exists(name: str, built_in: Collection[str]) -> None:
     """Refuse data that does not exist. Sentence pairs may be named by the beginning of their files."""
     place, known = Path(name), name in (*BUILT_IN_DATASETS, *built_in) or os.path.lexists(name)
+    known = known or find_public_dataset(name) is not None
     if name and not known and not any(place.parent.glob(f"{escape(place.name)}.*")):
         raise missing_data_error(name)
 
 
 def missing_data_error(where: str) -> DataError:
     """Error for data that does not exist: how to get it if it is public, or the nearest name."""
-    public = PUBLIC_DATASETS.get(re.sub(r"[\W_]", "", where.lower()))
-    if public is not None:
-        files, page, folder = public
+    plain = re.sub(r"[\W_]", "", where.lower())
+    manual = MANUAL_DATASETS.get(plain)
+    if manual is not None:
+        files, page, folder = manual
         return DataError(f"{where!r} is not a folder here; download {files} from {page}, unpack it, and pass {folder}")
-    nearest = find_nearest_name(where, BUILT_IN_DATASETS)
+    names = {re.sub(r"[\W_]", "", name): name for name in list_public_names(is_text=False)}
+    nearest = names.get(plain) or find_nearest_name(where, (*BUILT_IN_DATASETS, *names.values()))
     hint = f": did you mean {nearest!r}?" if nearest else suggest_sibling(where)
     return DataError(f"{where!r} does not exist; {EXPECTED_DATA}{hint}")
+
+
+def note_folder_of_same_name(name: str) -> list[str]:
+    if Path(name).is_dir():
+        return [f"{name} is the public data set; pass ./{name} for the folder in the current directory"]
+    return []
 
 
 def read_data_folder(
@@ -323,17 +338,38 @@ def read_data_folder(
 ) -> tuple[ImageDataset | None, ImageDataset | None, list[str]]:
     """Read a folder of any supported layout, which may be one folder further down."""
     subfolders = [Path(path) for _, path, is_folder in list_entries(root) if is_folder]
-    folders = [root] if is_cifar_or_mnist(root) else [folder for folder in subfolders if is_cifar_or_mnist(folder)]
-    if len(folders) > 1:
-        raise DataError(f"{root} holds {len(folders)} data sets; expected one: pass {folders[0]} or {folders[1]}")
-    if not folders:
-        return read_class_folders(root, real, need_classes=need_classes)
-    layout = cifar.find_cifar_layout(folders[0])
-    return cifar.read_cifar(folders[0], layout) if layout else (*mnist_idx.read_mnist_folder(folders[0]), [])
+    readers = [(folder, reader) for folder in (root, *subfolders) if (reader := find_reader(folder)) is not None]
+    if len(readers) > 1 and readers[0][0] != root:
+        raise DataError(f"{root} holds {len(readers)} data sets; expected one: pass {readers[0][0]} or {readers[1][0]}")
+    if readers:
+        folder, reader = readers[0]
+        return reader(folder)
+    train, val, notes = read_class_folders(root, real, need_classes=need_classes)
+    if train is not None and val is None and is_imagenet_v2(train.root):
+        return None, train, [*notes, "ImageNet-V2 is a test set: validated on all its images"]
+    return train, val, notes
 
 
-def is_cifar_or_mnist(folder: Path) -> bool:
-    return bool(cifar.find_cifar_layout(folder) or mnist_idx.find_idx_files(folder))
+Splits = tuple[ImageDataset | None, ImageDataset | None, list[str]]  # training, validation, notes
+
+
+def find_reader(folder: Path) -> Callable[[Path], Splits] | None:
+    """The reader of a published layout, by the files in the folder; None for folders of classes."""
+    if (layout := cifar.find_cifar_layout(folder)) is not None:
+        return lambda found: cifar.read_cifar(found, layout)
+    if mnist_idx.find_idx_files(folder):
+        return lambda found: (*mnist_idx.read_mnist_folder(found), [])
+    if packed_images.is_svhn(folder):
+        return packed_images.read_svhn
+    if packed_images.is_stl10(folder):
+        return packed_images.read_stl10
+    listed = find_listed_format(folder)
+    return None if listed is None else listed.open
+
+
+def is_imagenet_v2(folder: Path) -> bool:
+    """Its folders are numbers, which class folders are sorted by."""
+    return folder.resolve().name.startswith("imagenetv2-")
 
 
 def has_imagenet_real_labels(dataset: ImageDataset | None) -> bool:

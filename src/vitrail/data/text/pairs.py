@@ -5,7 +5,7 @@ rows of digits and the same digits in reverse, for which the right attention is 
 
 Those called `tatoeba` are bundled: German–English, at most six words per sentence. A pair for validation shares no
 sentence with a training pair; upper case and punctuation do not count as a difference. The sentences are by the
-contributors of Tatoeba; license and attribution are next to the file.
+contributors of Tatoeba; license and attribution are next to the file. Those called `multi30k` are downloaded.
 """
 
 import re
@@ -18,6 +18,8 @@ import numpy as np
 from vitrail.base.errors import ConfigError, DataError, describe_error, find_nearest_name
 from vitrail.base.files import suggest_sibling
 from vitrail.base.text import abbreviate_list, format_count
+from vitrail.data.public.catalog import find_public_dataset
+from vitrail.data.public.download import fetch_dataset
 from vitrail.data.rng import make_view_keys, uniform_randoms
 from vitrail.data.text.text_files import read_sentences, read_text_lines
 from vitrail.data.validation_split import check_held_out_share, choose_held_out_pairs
@@ -34,8 +36,8 @@ NOT_LANGUAGES = ("bz2", "cfg", "csv", "doc", "gz", "md", "pdf", "py", "sh", "tar
 COLUMNS_IN_NAME = re.compile(r"(?:.*[._])?([a-z]{2,3})-([a-z]{2,3})")  # deu-eng.tsv, train.de-en.tsv
 UNNAMED_COLUMNS = ("source", "target")
 EXPECTED_PAIRS = (
-    "expected 'tatoeba', 'reversal', a folder with train.de and train.en (any two languages) or with train.tsv, their "
-    "common beginning, or a .tsv file"
+    "expected 'tatoeba', 'reversal', 'multi30k', a folder with train.de and train.en (any two languages) or with "
+    "train.tsv, their common beginning, or a .tsv file"
 )
 
 
@@ -275,8 +277,9 @@ def open_pairs(
     check_held_out_share(val_share)
     if isinstance(data, str) and data in BUILT_IN_PAIRS:
         return open_built_in(data, pair)
+    public = find_public_dataset(data)
     try:
-        where = Path(data).expanduser()
+        where = fetch_dataset(public) if public is not None and public.is_text else Path(data).expanduser()
         parts = find_pair_files(where)
     except (OSError, ValueError, RuntimeError):  # a NUL in the name, a circular link, no home folder
         raise DataError(f"{data!s} cannot be opened; {EXPECTED_PAIRS}") from None
