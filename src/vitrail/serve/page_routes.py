@@ -1,8 +1,9 @@
 """The page, the example photos, and what the page asks a model for."""
 
+import gzip
 import hashlib
 from collections import OrderedDict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,6 +32,7 @@ TYPES = {
     ".jpg": "image/jpeg",
     ".wasm": "application/wasm",
 }
+COMPRESSED = (".html", ".css", ".js", ".json", ".svg")
 CACHE_BYTES = 256 * 2**20  # of explanations
 
 
@@ -94,7 +96,9 @@ class PageRoutes:
     async def describe(self, request: Request) -> Response:  # noqa: ARG002
         examples = [{"name": name, "title": name.capitalize()} for name in self.photos]
         models = [each.describe() for each in self.service.models]
-        return JSONResponse({"version": __version__, "models": models, "examples": examples})
+        known = ("name", "explore", "reason")  # the facts would repeat the labels
+        shown = [{name: model[name] for name in known} for model in models]
+        return JSONResponse({"version": __version__, "models": shown, "examples": examples})
 
     async def explore(self, request: Request) -> Response:
         return Response(await self.find_figures(request), media_type="application/octet-stream")
@@ -141,7 +145,14 @@ def send_file(request: Request, files: dict[str, Path], name: str) -> Response:
     path = files[name]
     content = path.read_bytes()
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {"etag": tag, "cache-control": "no-cache"}
+    headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
+    if path.suffix in COMPRESSED and "gzip" in request.headers.get("accept-encoding", ""):
+        content, headers["content-encoding"] = compress(content), "gzip"
     return Response(content, media_type=TYPES[path.suffix], headers=headers)
+
+
+@lru_cache(maxsize=128)
+def compress(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)

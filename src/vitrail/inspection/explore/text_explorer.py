@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from vitrail.base.errors import ConfigError, DataError
 from vitrail.inspection.explore.figure_file import pack_figures
-from vitrail.inspection.sentences.sentence_attention import SentenceAttention, read_sentence
+from vitrail.inspection.sentences.sentence_attention import MapKind, SentenceAttention, read_sentence
 from vitrail.inspection.sentences.word_occlusion import occlude_words
 from vitrail.opening import Opened
 
+FIGURES: Mapping[str, MapKind] = {"weights": "cross", "encoder": "encoder", "decoder": "decoder"}  # by array
 KEPT_SENTENCES = 16
 MAX_CHARACTERS = 2000
 EXAMPLES = {  # by source language
@@ -51,7 +52,7 @@ class TextExplorer:
         if part != "all":
             raise ConfigError(f"part is {part[:20]!r}; expected all or check")
         arrays = dict[str, NDArray[Any]]()
-        for name, kind in (("weights", "cross"), ("encoder", "encoder"), ("decoder", "decoder")):
+        for name, kind in FIGURES.items():
             maps = read.merge_words(kind)
             if maps is not None:
                 arrays[name] = maps.astype(np.float32)

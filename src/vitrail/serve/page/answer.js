@@ -1,7 +1,7 @@
 // The cards next to the photo: what the model says, and whether the map that is shown matters for it.
 
 import { bar, find, make, write } from "./dom.js";
-import { shareOf, shuffled, softmax } from "./maths.js";
+import { largest, shareOf, shuffled, softmax } from "./maths.js";
 import { explore } from "./wire.js";
 import { judge, percent, shorten } from "./words.js";
 
@@ -9,7 +9,7 @@ const RANDOM_DRAWS = 3;
 const MARKS = { matters: "✓", some: "≈", no: "✗" };
 
 /** The list of classes; with patches hidden by hand, also what the model says without them. */
-export function drawAnswer(card, explained, { cls, hidden, onClass }) {
+export function drawAnswer(card, explained, { cls, hidden, onClass, photo }) {
   const list = find("ol", card), chosen = cls ?? explained.explained;
   const shown = explained.top.map(({ index, probability }) => ({ index, probability }));
   const all = explained.arrays.logits ? softmax(explained.arrays.logits.data) : null;
@@ -22,6 +22,7 @@ export function drawAnswer(card, explained, { cls, hidden, onClass }) {
       onclick: () => onClass(index) }, make("span", { className: "name" }, shorten(name)), numbers, bar(now ?? probability), before);
     return make("li", {}, button);
   }));
+  drawTruth(find(".truth", card), explained, photo);
   const said = find(".said", card);
   said.hidden = !hidden;
   if (hidden) {
@@ -32,70 +33,79 @@ export function drawAnswer(card, explained, { cls, hidden, onClass }) {
   }
 }
 
-/** Probabilities of all classes without some patches. */
-export async function hidePatches(name, photo, patches, signal) {
-  const { arrays } = await explore(name, photo, { part: "hide", hide: patches.join(";") }, signal);
-  return Array.from(softmax(arrays.logits.data));
+/** Of a photo whose folder names another class: what it said instead. */
+function drawTruth(place, explained, photo) {
+  const truth = explained.arrays.logits ? photo?.truth ?? null : null;
+  place.hidden = !truth;
+  if (!truth) return;
+  const sure = softmax(explained.arrays.logits.data), [best] = explained.top;
+  write(place, `✗ It said ${best.label} (${percent(best.probability)}), but the photo is in the folder ${truth.folder} (${percent(sure[truth.index])}).`);
 }
 
 /**
- * Checks of maps: the probability of a class without the brightest patches, and without as many at random. Each answer of
- * the server is kept, so that going back and forth asks nothing twice.
+ * Probabilities of all classes, each time without some patches, given as lists of indices in row-major order.
+ * @returns {Promise<number[][]>}
  */
+export async function hidePatches(name, photo, sets, { grid = null, signal = undefined } = {}) {
+  const query = { part: "hide", hide: sets.map((each) => each.join(".")).join("_"), ...(grid && { grid: grid.join("x") }) };
+  const { logits: { data, shape: [, classes] } } = (await explore(name, photo, query, signal)).arrays;
+  return sets.map((_, n) => Array.from(softmax(data.slice(n * classes, (n + 1) * classes))));
+}
+
+/** Patches at random, as many as a check removes; the same in every check. */
+export const drawRandom = (share, patches) => Array.from({ length: RANDOM_DRAWS }, (_, n) => shuffled(patches, n + 1).slice(0, shareOf(share, patches)));
+
+export const mean = (rows) => rows[0].map((_, at) => rows.reduce((sum, row) => sum + row[at], 0) / rows.length);
+
+/** Checks of maps: all probabilities without the brightest patches, and without as many at random. Each answer is kept. */
 export class Checker {
   constructor(name, photo, explained) {
-    Object.assign(this, { name, photo, explained, kept: new Map() });
+    Object.assign(this, { name, photo, explained, kept: new Map(), random: new Map() });
   }
 
-  /** The probabilities without patches, from the server once. */
-  ask(patches) {
-    const key = [...patches].sort().join(";");
+  /** One request for both; later ones of the same grid ask for the brightest patches only. */
+  ask(brightest, grid) {
+    const key = `${grid}|${brightest}`;
     if (!this.kept.has(key)) {
-      const asked = hidePatches(this.name, this.photo, patches);
+      const known = this.random.get(String(grid)), sets = [brightest, ...(known ? [] : drawRandom(this.explained.share, grid[0] * grid[1]))];
+      const asked = hidePatches(this.name, this.photo, sets, { grid }).then(([without, ...draws]) => {
+        if (!known) this.random.set(String(grid), mean(draws));
+        return { without, random: this.random.get(String(grid)) };
+      });
       asked.catch(() => this.kept.delete(key));
       this.kept.set(key, asked);
     }
     return this.kept.get(key);
   }
 
-  /** The same number of patches at random, the mean of three draws. */
-  async askRandom() {
-    const { patches, share } = this.explained, count = shareOf(share, patches);
-    const draws = [];
-    for (let seed = 1; seed <= RANDOM_DRAWS; seed++) {
-      const chosen = shuffled(patches, seed).slice(0, count).map((index) => this.explained.name(index));
-      draws.push(await this.ask(chosen));
-    }
-    return draws[0].map((_, index) => draws.reduce((sum, draw) => sum + draw[index], 0) / RANDOM_DRAWS);
-  }
-
-  /** {probability, without, random} of a class, for a map; what the server has checked already is used. */
-  async check(values, cls, given) {
-    if (given) return { share: given.share, probability: given.probability, without: given.without, random: given.random };
-    const all = softmax(this.explained.arrays.logits.data);
-    const without = (await this.ask(this.explained.brightest(values)))[cls];
-    const random = (await this.askRandom())[cls];
-    return { share: this.explained.share, probability: all[cls], without, random };
+  /** What a class loses without the brightest patches of a map, and what would have been said. */
+  async check({ values, grid }, cls) {
+    const { share, arrays, top } = this.explained, side = grid ?? this.explained.grid;
+    const brightest = largest(values, shareOf(share, side[0] * side[1])), { without, random } = await this.ask(brightest, side);
+    const best = without.indexOf(Math.max(...without)), name = this.explained.label(best);
+    const extra = best === top[0]?.index ? `Without this part it would still have said ${name} (${percent(without[best])}).`
+      : `It looked at the brightest parts; without them it would have said ${name} (${percent(without[best])}).`;
+    return { share, probability: softmax(arrays.logits.data)[cls], without: without[cls], random: random[cls], extra };
   }
 }
 
-/** Draw the result of a check; `reason` says why there is none. */
-export function drawCheck(card, found, label, reason = "") {
+/** Draw the result of a check; `reason` says why there is none. `names` are those of the three rows. */
+export function drawCheck(card, found, label, reason = "", names = null) {
   const body = find(".result", card);
   if (!found) {
     body.replaceChildren(make("p", { className: "soft" }, reason || "Checking the map …"));
     card.removeAttribute("data-verdict");
     return;
   }
-  const { share, probability, without, random } = found, { verdict, text } = judge(probability, without, random);
-  const part = `${Math.round(100 * share)}%`;
-  const rows = [["whole photo", probability, "whole"], [`without the brightest ${part}`, without, "without"],
-    [`without ${part} at random`, random, "random"]];
+  const { share, probability, without, random, extra, noun } = found, { verdict, text } = judge(probability, without, random, noun);
+  const part = `${Math.round(100 * share)}%`, [whole, less, other] = names ?? ["whole photo", `without these ${part}`, `without ${part} at random`];
+  const rows = [[whole, probability, "whole"], [less, without, "without"], [other, random, "random"]];
   body.replaceChildren(
     make("p", { className: "soft about" }, `How sure it is of ${shorten(label, 32)}:`),
     make("dl", {}, ...rows.map(([name, value, kind]) => make("div", {}, make("dt", {}, name),
       make("dd", { className: "number" }, percent(value)), bar(value, kind)))),
     make("p", { className: "verdict" }, make("span", { "aria-hidden": "true" }, `${MARKS[verdict]} `), text),
+    make("p", { className: "would" }, extra ?? ""),
   );
   card.dataset.verdict = verdict;
 }

@@ -1,8 +1,9 @@
 // One model that describes a photo: its words, and where it looked when it wrote each of them.
 
+import { drawCheck, drawRandom } from "./answer.js";
 import { find, make, notify, say, write } from "./dom.js";
 import { drawStrip } from "./figures.js";
-import { centerOf, patchAt } from "./maths.js";
+import { centerOf, largest, patchAt, shareOf } from "./maths.js";
 import { PhotoCanvas } from "./photo.js";
 import { followPointer } from "./pointer.js";
 import { layerOf, redraw, state } from "./state.js";
@@ -14,8 +15,8 @@ const clone = (id) => find(`#${id}`).content.firstElementChild.cloneNode(true);
 const CAPTION_VIEWS = [
   { name: "attention", tab: "Attention", shows: "Where the model looked when it wrote the chosen word, in one layer. Point at a word; with a patch under the mouse, words are marked that looked at it.",
     not: "Looking at a part is not the same as naming it. Small words often look anywhere." },
-  { name: "class", tab: "For this word", shows: "Where the model looked for the chosen word, all layers together.",
-    not: "It does not say what the model would have written without this part." },
+  { name: "class", tab: "All layers", shows: "Where the model looked when it wrote the chosen word: the mean of all layers and heads.",
+    not: "Layers that look elsewhere cancel out. Looking at a part is not the same as naming it: see the check." },
 ];
 
 export class CaptionPane {
@@ -27,7 +28,7 @@ export class CaptionPane {
     const { pane } = this.parts;
     this.photo = new PhotoCanvas(find("canvas", pane));
     followPointer(this.photo.canvas, this);
-    for (const each of [".check", ".answer ol", ".answer .other"]) find(each, pane).hidden = true;
+    for (const each of [".brush", ".answer ol", ".answer .other"]) find(each, pane).hidden = true;
     this.line = make("p", { className: "words-line target", role: "group" });
     find(".answer", pane).append(this.line, make("p", { className: "soft" }, "Point at a word, or use the left and right arrow keys."));
   }
@@ -40,9 +41,7 @@ export class CaptionPane {
     return this.explained?.arrays.weights?.shape[1] ?? 0;
   }
 
-  get views() {
-    return CAPTION_VIEWS.filter(({ name }) => name !== "class" || !this.explained || this.explained.arrays.relevance);
-  }
+  views = CAPTION_VIEWS;
 
   async show(photo) {
     this.aborter?.abort();
@@ -53,6 +52,7 @@ export class CaptionPane {
       const place = { photo: about.photo, box: about.box, grid: about.grid };
       this.explained = { about, arrays, grid: about.grid, words: about.words ?? [], patchAt: (point) => point && patchAt(point, place),
         centerOf: (patch) => centerOf(patch, place), readout: "" };
+      Object.assign(this, { blob: photo.blob, checkKey: "" });
       this.photo.setPhoto(photo.bitmap, place);
       this.act.word(null);
     } catch (error) {
@@ -63,15 +63,13 @@ export class CaptionPane {
     redraw();
   }
 
-  /** The map of a word, in multiples of the average patch. */
+  /** The map of a word in a layer, or in all of them, in multiples of the average patch. */
   values(word, layer, head) {
-    const { weights, relevance } = this.explained.arrays, n = this.explained.grid[0] * this.explained.grid[1];
-    let map = new Float32Array(n);
-    if (state.view === "class" && relevance && layer === null) map = relevance.data.slice(word * n, (word + 1) * n);
-    else {
-      const [layers, heads, words] = weights.shape, chosen = head === "mean" ? [...Array(heads).keys()] : [head];
+    const { weights } = this.explained.arrays, n = this.explained.grid[0] * this.explained.grid[1], map = new Float32Array(n);
+    const [layers, heads, words] = weights.shape, chosen = head === "mean" || layer === null ? [...Array(heads).keys()] : [head];
+    for (const at of layer === null ? Array(layers).keys() : [layer]) {
       for (const each of chosen) {
-        const start = (((layer ?? layers - 1) * heads + each) * words + word) * n;
+        const start = ((at * heads + each) * words + word) * n;
         for (let i = 0; i < n; i++) map[i] += weights.data[start + i] / chosen.length;
       }
     }
@@ -97,6 +95,7 @@ export class CaptionPane {
     write(find(".low", pane), "0");
     write(find(".high", pane), `≥ ${times(scale[1])}`);
     write(find(".unit", pane), "the average patch; outlined: the strongest 5%");
+    this.scheduleCheck(word, values);
     const maps = Array.from({ length: this.headsAt() }, (_, n) => this.values(word, layer, n).values);
     write(find("h3", strip), `Heads of layer ${layer} for “${words[word]}”`);
     drawStrip(find(".thumbs", strip), maps, { names: maps.map((_, n) => String(n)), chosen: head, grid, label: "head", onChoose: (n) => this.act.chooseHead(n) });
@@ -118,12 +117,37 @@ export class CaptionPane {
     });
   }
 
+  /** Check the map of a word: how sure the model is of it without the brightest patches. */
+  scheduleCheck(word, values) {
+    const card = find(".check", this.parts.pane), { explained } = this, share = explained.about.check.share, count = shareOf(share, values.length);
+    const brightest = largest(values, count), key = `${word}|${brightest}`;
+    if (key === this.checkKey) return;
+    this.checkKey = key;
+    clearTimeout(this.timer);
+    if (!find("dl", card)) drawCheck(card, null);
+    card.classList.add("stale");
+    this.timer = setTimeout(async () => {
+      try {
+        const hide = [brightest, ...drawRandom(share, values.length)].map((each) => each.join(".")).join("_");
+        const { about, arrays: { probability: { data, shape: [sets, words] } } } = await explore(this.name, this.blob, { part: "hide", hide });
+        if (this.checkKey !== key) return;
+        const random = Array.from({ length: sets - 1 }, (_, n) => data[(n + 1) * words + word]).reduce((sum, value) => sum + value, 0) / (sets - 1);
+        const extra = `Without these patches it would have written: ${about.texts[0]}`;
+        drawCheck(card, { share, probability: explained.arrays.probability.data[word], without: data[word], random, extra }, `“${explained.words[word]}”`);
+      } catch (error) {
+        drawCheck(card, null, "", `Not checked: ${error.message}`);
+      }
+      card.classList.remove("stale");
+    }, 350);
+  }
+
   step(_, by) {
     const { words } = this.explained;
     this.act.word({ row: Math.min(Math.max((state.word?.row ?? 0) + by, 0), words.length - 1) });
   }
 
   close() {
+    clearTimeout(this.timer);
     this.aborter?.abort();
   }
 }

@@ -2,7 +2,7 @@
 
 import { Attention, centerOf, defaultReadout, largest, patchAt, shareOf } from "./maths.js";
 
-const CHECK_SHARE = 0.3; // of the patches, removed to check a map, as `vitrail explain --check` does
+const CHECK_SHARE = 0.2; // of the patches, removed to check a map
 
 export class Explained {
   /**
@@ -45,9 +45,9 @@ export class Explained {
     }
   }
 
-  /** Relevance of the patches for a class, by layer, and its check. */
-  addClass(index, { about, arrays }) {
-    this.relevance.set(index, { data: arrays.relevance.data, layers: arrays.relevance.shape[0], check: about.check ?? null });
+  /** Relevance of the patches for a class, by layer. */
+  addClass(index, { arrays }) {
+    this.relevance.set(index, { data: arrays.relevance.data, layers: arrays.relevance.shape[0] });
   }
 
   /** A slice of an array (L, h, w); an array of fewer layers has those up to the last one. */
@@ -71,10 +71,10 @@ export class Explained {
 
   /** What the classifier reads, in words. */
   get readout() {
-    if (this.arrays.readout && !this.model.prefix?.length) return "what the classifier reads";
-    const named = (this.model.prefix ?? []).filter((name) => /^(class|distill)/.test(name));
-    if (named.length > 1) return "the class and distillation tokens";
-    return named.length ? "the class token" : "all patches on average";
+    const { reads = [] } = this.model;
+    if (reads.length) return reads.length > 1 ? "the class and distillation tokens" : `the ${reads[0]} token`;
+    const { data } = this.arrays.readout ?? { data: [0] };
+    return Math.max(...data) > 1.01 / this.patches ? "what the classifier reads" : "all patches on average";
   }
 
   /**

@@ -16,7 +16,7 @@ export function drawStrip(place, maps, { names, chosen, grid, onChoose, scale = 
   }
   place.choose = onChoose;
   const grids = maps.map((map) => map?.grid ?? grid);
-  maps = maps.map((map) => map?.values ?? map);
+  maps = maps.map((map) => (map && !ArrayBuffer.isView(map) ? map.values : map));
   const known = maps.filter(Boolean);
   const [low, high] = scale ?? (known.length ? range(known, fromZero) : NORMAL);
   buttons.forEach((button, n) => {

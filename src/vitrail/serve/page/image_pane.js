@@ -11,6 +11,7 @@ import { explore } from "./wire.js";
 import { VIEWS, findView, nameToken, percent, times, titleOf } from "./words.js";
 
 const clone = (id) => find(`#${id}`).content.firstElementChild.cloneNode(true);
+const CHECK_DELAY = 350; // ms that a map stays before it is checked
 const CHECKED = ["attention", "rollout", "class", "lens", "distance"];
 
 export class ImagePane {
@@ -61,7 +62,7 @@ export class ImagePane {
       this.explained = new Explained(this.model, answer);
       this.checker = new Checker(this.name, photo.blob, this.explained);
       this.photo.setPhoto(photo.bitmap, this.explained.place);
-      Object.assign(this, { blob: photo.blob, hidden: new Set(), without: null, asked: new Set(), checkKey: "" });
+      Object.assign(this, { blob: photo.blob, shown: photo, hidden: new Set(), without: null, asked: new Set(), checkKey: "", problem: "" });
     } catch (error) {
       if (error.name === "AbortError") return;
       notify(error.message);
@@ -79,12 +80,17 @@ export class ImagePane {
       take(await explore(this.name, this.blob, query, this.aborter.signal));
       if (explained === this.explained) redraw();
     } catch (error) {
-      if (error.name !== "AbortError") notify(error.message);
+      if (error.name === "AbortError") return;
+      this.problem = error.message;
+      redraw();
     }
   }
 
   fetchMissing(layer, cls) {
     const { explained } = this, chosen = cls ?? explained.explained;
+    if (state.view === "positions" && !explained.arrays.positions && !explained.reason("positions")) {
+      this.fetchPart("positions", { part: "positions" }, ({ arrays }) => Object.assign(explained.arrays, arrays));
+    }
     for (const each of explained.missing(state.view, layer)) {
       this.fetchPart(`layer ${each}`, { part: "layer", layer: each }, ({ arrays, about }) => explained.take(arrays, about));
     }
@@ -113,7 +119,7 @@ export class ImagePane {
     this.drawHeads(current);
     this.drawPanel(current, moved);
     if (!moved) {
-      drawAnswer(find(".answer", pane), explained, { cls, hidden: this.without, onClass: (index) => this.act.explainClass(index) });
+      drawAnswer(find(".answer", pane), explained, { cls, hidden: this.without, onClass: (index) => this.act.explainClass(index), photo: this.shown });
       find(".toggle", pane).setAttribute("aria-pressed", String(state.brushing));
       find(".clear", pane).hidden = !this.hidden.size;
     }
@@ -130,7 +136,7 @@ export class ImagePane {
     const label = chosen === null ? "" : explained.label(chosen);
     const title = titleOf(map?.kind ?? view.name, { token, layer, head, label });
     write(find(".title", pane), title);
-    const status = map ? this.describe(view.name, patch, map) : reason || (this.waiting ? "" : "Computing this map …");
+    const status = map ? this.describe(view.name, patch, map) : reason || this.problem || (this.waiting ? "" : "Computing this map …");
     write(find(".status", pane), status);
     if (!state.hover) this.photo.canvas.setAttribute("aria-label", `${title}. ${status}`);
     if (document.activeElement === this.photo.canvas || state.asking) say(status);
@@ -202,33 +208,27 @@ export class ImagePane {
   scheduleCheck({ view, cls, layer, head, patch, reason }) {
     const card = find(".check", this.parts.pane), { explained } = this, chosen = cls ?? explained.explained;
     if (chosen === null || card.hidden) return;
-    const relevance = explained.relevance.get(chosen), own = this.map?.grid && String(this.map.grid) !== String(explained.grid);
-    const last = layer === this.layers - 1 && !patch && head === "mean";
-    const given = !last ? null : this.map?.kind === "class" ? relevance?.check : this.map?.grid ? explained.about.check : null;
-    const no = explained.reason("check") || reason || (own && !given ? "Only the last layer can be checked: the others have another grid." : "") || (CHECKED.includes(view.name) ? "" : "There is nothing to check: this figure does not say where the model looked.");
     const key = [view.name, chosen, layer, head, patch, this.map ? 1 : 0].join("|");
-    if (no || !this.map) drawCheck(card, null, "", no);
-    if (no || !this.map || key === this.checkKey) {
-      if (no) this.checkKey = "";
-      return;
+    const no = explained.reason("check") || (this.map ? "" : reason) || (CHECKED.includes(view.name) ? "" : "There is nothing to check: this figure does not say where the model looked.");
+    if (no || !this.map) {
+      drawCheck(card, null, "", no);
+      this.checkKey = "";
     }
+    if (no || !this.map || key === this.checkKey) return;
+    const first = !this.checkKey, { map } = this;
     this.checkKey = key;
     clearTimeout(this.timer);
-    const { values } = this.map, run = async () => {
+    if (!find("dl", card)) drawCheck(card, null);
+    card.classList.add("stale");
+    this.timer = setTimeout(async () => {
       try {
-        const found = await this.checker.check(values, chosen, given);
+        const found = await this.checker.check(map, chosen);
         if (this.checkKey === key && this.explained === explained) drawCheck(card, found, explained.label(chosen));
       } catch (error) {
         if (this.checkKey === key) drawCheck(card, null, "", `Not checked: ${error.message}`);
       }
-    };
-    if (given) run();
-    else {
-      if (!find("dl", card)) drawCheck(card, null);
-      card.classList.add("stale");
-      this.timer = setTimeout(() => run().finally(() => card.classList.remove("stale")), 350);
-    }
-    if (given) card.classList.remove("stale");
+      if (this.checkKey === key) card.classList.remove("stale");
+    }, first ? 0 : CHECK_DELAY);
   }
 
   /** Move the asking patch by rows and columns. */
@@ -259,7 +259,8 @@ export class ImagePane {
     this.hideAborter?.abort();
     const { signal } = (this.hideAborter = new AbortController()), { explained } = this;
     try {
-      const found = this.hidden.size ? await hidePatches(this.name, this.blob, [...this.hidden], signal) : null;
+      const [, columns] = explained.grid, patches = [...this.hidden].map((name) => name.split(",").map(Number)).map(([row, column]) => row * columns + column);
+      const [found] = patches.length ? await hidePatches(this.name, this.blob, [patches], { signal }) : [null];
       if (explained !== this.explained) return;
       this.without = found;
       const chosen = state.cls ?? explained.explained;

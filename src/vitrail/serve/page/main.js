@@ -1,7 +1,9 @@
 // The page: panes for one or two models, the controls they share, and the link that holds the state.
 
 import { CaptionPane } from "./caption_pane.js";
+import { drawDifference } from "./difference.js";
 import { find, findAll, make, notify, say, write } from "./dom.js";
+import { Listing } from "./folder.js";
 import { ImagePane } from "./image_pane.js";
 import { listenToKeys } from "./keys.js";
 import { markExample, preparePhotos } from "./photos.js";
@@ -74,10 +76,21 @@ function openPanes() {
   document.body.classList.toggle("compared", panes.length > 1);
   const isText = panes[0]?.reads === "text";
   find("#sentence").hidden = !isText;
+  if (isText) drawSentences();
   find("#photos").hidden = isText;
   document.body.classList.toggle("unpaneled", !find("#panels").childElementCount);
   drawTabs();
   drawSelects();
+}
+
+/** Sentences to begin with, in the language of the model. */
+function drawSentences() {
+  const pane = panes[0];
+  find("#sentences").replaceChildren(...(pane.model.examples ?? []).map((text) => make("button", { type: "button", onclick: () => {
+    find("#text").value = text;
+    update({ text });
+    pane.show(text);
+  } }, text)));
 }
 
 function drawTabs() {
@@ -141,6 +154,7 @@ function drawControls() {
 function draw(names) {
   if (names.has("models")) openPanes();
   for (const pane of panes) pane.draw(names);
+  drawDifference(panes);
   drawControls();
   if ([...names].every((name) => name === "hover" || name === "hoverHead")) return;
   document.body.classList.toggle("brushing", state.brushing);
@@ -193,7 +207,8 @@ async function start() {
   known = given.models;
   write(find("#version"), `vitrail ${given.version}.`);
   if (!known.some((model) => model.explore)) return notify(`No model can be explained here: ${known.map((model) => `${model.name}: ${model.reason}`).join("; ")}`);
-  photos = preparePhotos(given.examples, showPhoto);
+  const listing = new Listing(() => entry(state.models[0]), (file, truth) => photos.openFile(file, truth));
+  photos = preparePhotos(given.examples, showPhoto, (files) => listing.show(files));
   onChange(draw);
   onChange(() => {
     const grid = panes[0]?.explained?.grid, patch = pendingPatch;

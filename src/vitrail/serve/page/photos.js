@@ -1,6 +1,7 @@
 // Where photos come from: the examples, a file, a drop, or the clipboard.
 
 import { find, make, notify } from "./dom.js";
+import { readDrop, readInput } from "./folder.js";
 import { digest, fetchExample } from "./wire.js";
 
 const MAX_BYTES = 64e6; // the server has its own limit
@@ -18,19 +19,22 @@ async function prepare(blob, name, example = "") {
   return { name, blob, bitmap, example, digest: await digest(bytes) };
 }
 
-/** @param {(photo: any) => void} show */
-export function preparePhotos(examples, show) {
+/**
+ * @param {(photo: any) => void} show one photo
+ * @param {(files: {file: File, folder: string}[]) => void} list several
+ */
+export function preparePhotos(examples, show, list) {
   let latest = 0;
-  const open = async (get, name, example) => {
+  const open = async (get, name, example, truth = null) => {
     const number = ++latest;
     try {
       const photo = await prepare(await get(), name, example);
-      if (number === latest) show(photo);
+      if (number === latest) show({ ...photo, truth });
     } catch (error) {
       notify(error.message);
     }
   };
-  const openFile = (file) => open(async () => file, file.name || "the pasted image");
+  const openFile = (file, truth = null) => open(async () => file, file.name || "the pasted image", "", truth);
   const openExample = (name) => open(() => fetchExample(name), name, name);
 
   find("#examples").replaceChildren(...examples.map(({ name, title }) => {
@@ -42,6 +46,11 @@ export function preparePhotos(examples, show) {
   file.addEventListener("change", () => {
     if (file.files[0]) openFile(file.files[0]);
     file.value = "";
+  });
+  const folder = find("#folder");
+  folder.addEventListener("change", () => {
+    if (folder.files.length) list(readInput(folder));
+    folder.value = "";
   });
   document.addEventListener("paste", (event) => {
     const [pasted] = [...(event.clipboardData?.files ?? [])].filter((each) => each.type.startsWith("image/"));
@@ -56,11 +65,12 @@ export function preparePhotos(examples, show) {
       if (name !== "dragleave" || !event.relatedTarget) document.body.classList.remove("dropping");
     });
   }
-  document.addEventListener("drop", (event) => {
+  document.addEventListener("drop", async (event) => {
     event.preventDefault();
-    const [dropped] = event.dataTransfer?.files ?? [];
-    if (dropped) openFile(dropped);
-    else notify("nothing was dropped that this page can open; expected an image file");
+    const dropped = await readDrop(event.dataTransfer);
+    if (dropped.length > 1 || dropped[0]?.folder) list(dropped);
+    else if (dropped.length) openFile(dropped[0].file);
+    else notify("nothing was dropped that this page can open; expected image files or a folder");
   });
   return { openExample, openFile };
 }

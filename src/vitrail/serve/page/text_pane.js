@@ -1,5 +1,6 @@
 // One model and one sentence: the words it wrote, and which words it looked at, as lines of words and as a matrix.
 
+import { drawCheck } from "./answer.js";
 import { viridis } from "./colors.js";
 import { find, make, notify, say, write } from "./dom.js";
 import { drawStrip, range } from "./figures.js";
@@ -12,11 +13,11 @@ const clone = (id) => find(`#${id}`).content.firstElementChild.cloneNode(true);
 
 /** What asks (rows) and what is looked at (columns). */
 const SIDES = {
-  weights: ["target", "source"], encoder: ["source", "source"], decoder: ["target", "target"],
+  weights: ["target", "source"], encoder: ["source", "source"], decoder: ["target", "before"],
 };
 
 export const TEXT_VIEWS = [
-  { name: "weights", tab: "Output to input", shows: "Each row is a word that was written; bright columns are the words of the input that were looked at. Point at a word or a cell.",
+  { name: "weights", tab: "Output to input", part: "maps", shows: "Each row is a word that was written; bright columns are the words of the input that were looked at. Point at a word or a cell.",
     not: "Looking at a word is not the same as translating it: the last words and the end often collect attention that has no meaning." },
   { name: "encoder", tab: "Input to input", shows: "How the words of the input look at each other while they are read.",
     not: "It says nothing about the output by itself." },
@@ -39,7 +40,7 @@ export class TextPane {
     table.addEventListener("pointerover", point);
     table.addEventListener("focusin", point);
     table.addEventListener("pointerleave", () => act.word(null));
-    find(".check", pane).hidden = true;
+    find(".check", pane).hidden = !model.explore.parts?.check;
   }
 
   get layers() {
@@ -61,7 +62,10 @@ export class TextPane {
     write(find(".status", this.parts.pane), "Translating …");
     try {
       this.explained = await explore(this.name, text, { part: "all" }, signal);
+      this.checked = null;
       notify("");
+      redraw();
+      this.checked = await explore(this.name, text, { part: "check" }, signal);
     } catch (error) {
       if (error.name === "AbortError") return;
       notify(error.message);
@@ -88,7 +92,11 @@ export class TextPane {
   draw(names) {
     if (!this.explained) return;
     const { pane, strip } = this.parts, { about } = this.explained, sides = SIDES[state.view] ?? SIDES.weights;
-    if (!this.explained.arrays[state.view]) return;
+    if (!this.explained.arrays[state.view]) {
+      write(find(".title", pane), about.result);
+      write(find(".status", pane), about.reasons?.maps ? `Only the translation: ${about.reasons.maps}.` : "");
+      return;
+    }
     const layer = layerOf(this.layers), head = state.head === "mean" || state.head < this.headsAt() ? state.head : "mean";
     const found = this.weights(layer, head), rows = this.tokens(sides[0]), columns = this.tokens(sides[1]);
     if (!(names.size === 1 && names.has("word"))) {
@@ -101,6 +109,23 @@ export class TextPane {
         onChoose: (n) => this.act.chooseHead(n) });
     }
     this.drawWords(found, rows, columns, sides);
+    this.drawWordCheck(found, rows, columns);
+  }
+
+  /** What an output word loses without the input word that it looked at most. */
+  drawWordCheck({ values, columns: width }, rows, columns) {
+    const card = find(".check", this.parts.pane), { checked } = this;
+    if (state.view !== "weights") return drawCheck(card, null, "", "Only what the output looks at in the input is checked.");
+    if (!checked) return drawCheck(card, null);
+    const { probability, without } = checked.arrays, inputs = without.shape[1], row = state.word?.side !== "target-line" && state.word?.row !== undefined ? state.word.row : this.lastRow ?? 0;
+    if (row >= rows.length || !inputs) return;
+    this.lastRow = row;
+    const shares = values.subarray(row * width, row * width + inputs), best = shares.indexOf(Math.max(...shares));
+    const losses = without.data.subarray(row * inputs, (row + 1) * inputs), others = [...losses].filter((_, n) => n !== best);
+    const random = others.length ? others.reduce((sum, value) => sum + value, 0) / others.length : probability.data[row];
+    const text = checked.about.texts[best], extra = `It looked most at “${columns[best]}”; without this word it would have said: ${text}`;
+    drawCheck(card, { probability: probability.data[row], without: losses[best], random, extra, noun: "word" }, `“${rows[row]}”`, "",
+      ["complete sentence", `without “${shorten(columns[best], 16)}”`, "without another word (mean)"]);
   }
 
   drawMatrix(table, { values, columns: width }, rows, columns) {

@@ -61,11 +61,11 @@ async function request(address, options = {}) {
 
 /** The models, what each can show, and the photos that come with the server. */
 export async function fetchModels() {
-  return (await request("/explore")).json();
+  return (await request("explore")).json();
 }
 
 export async function fetchExample(name) {
-  return (await request(`/examples/${encodeURIComponent(name)}`)).blob();
+  return (await request(`examples/${encodeURIComponent(name)}`)).blob();
 }
 
 /**
@@ -77,7 +77,7 @@ export async function fetchExample(name) {
  */
 export async function explore(model, body, query, signal) {
   const words = new URLSearchParams(Object.entries(query).map(([name, value]) => [name, String(value)]));
-  const address = `/models/${model.split("/").map(encodeURIComponent).join("/")}/explore?${words}`;
+  const address = `models/${model.split("/").map(encodeURIComponent).join("/")}/explore?${words}`;
   for (let attempt = 0; ; attempt++) {
     try {
       return readSafetensors(await (await request(address, { method: "POST", body, signal })).arrayBuffer());
