@@ -30,7 +30,7 @@ export function drawDifference(panes) {
   canvas.style.aspectRatio = `${one.grid[1]} / ${one.grid[0]}`;
   write(find("h3", place), `${first} minus ${second}`);
   const at = found.reduce((best, value, n) => (Math.abs(value) > Math.abs(found[best]) || Number.isNaN(found[best]) ? n : best), 0);
-  const text = `The largest difference is at ${Math.floor(at / one.grid[1])},${at % one.grid[1]}: ${found[at] > 0 ? first : second} looked more there, by ${percent(Math.abs(found[at]))} of all patches.`;
+  const text = `The largest difference is at ${Math.floor(at / one.grid[1])},${at % one.grid[1]}: ${found[at] > 0 ? first : second} looked more there, by ${percent(Math.abs(found[at]))} of the attention.`;
   write(find(".status", place), text);
   canvas.setAttribute("aria-label", text);
 }

@@ -193,6 +193,7 @@ export class ImagePane {
       drawDistance(body, { data: explained.arrays.distance.data, shape: explained.arrays.distance.shape }, { chosen: [layer, head],
         onPoint: (at, one) => this.act.pointAtHead(at === null ? null : [at, one]), onChoose: (at, one) => this.act.chooseLayerAndHead(at, one, this.layers) });
     } else if (view.panel === "positions") {
+      if (!explained.arrays.positions) return;
       drawPositions(body, explained.arrays.positions, explained.grid, { chosen: hovered ?? explained.patchAt(state.asking) ?? explained.middle(),
         onPoint: (at) => this.act.hover(at && explained.centerOf(at)), onChoose: (at) => this.act.ask(explained.centerOf(at), { exact: true }) });
     } else if (view.panel === "lens") {

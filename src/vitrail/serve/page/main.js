@@ -114,8 +114,8 @@ function drawSelects() {
   const option = (model, selected) => make("option", { value: model.name, disabled: !model.explore, selected,
     textContent: model.explore ? model.name : `${model.name} (${model.reason ?? "cannot be explained"})` });
   find("#model").replaceChildren(...known.map((model) => option(model, model.name === state.models[0])));
-  const reads = (model) => (model.explore?.kind === "text" ? "text" : "photo"), own = entry(state.models[0]);
-  const others = known.filter((model) => model.explore && model !== own && own && reads(model) === reads(own) && reads(own) === "photo");
+  const own = entry(state.models[0]), kind = own?.explore.kind;
+  const others = kind === "text" ? [] : known.filter((model) => model !== own && model.explore?.kind === kind);
   find("#compare").replaceChildren(make("option", { value: "", textContent: "one model" }), ...others.map((model) => option(model, model.name === state.models[1])));
   find("#compare").parentElement.hidden = !others.length;
 }

@@ -16,7 +16,7 @@ export async function copyLink() {
 
 /** The photo with its map, title, status and top classes, as a PNG at twice the size. */
 export function savePng(panes, photo) {
-  const drawn = panes.map((pane) => pane.parts.pane), canvases = drawn.map((pane) => find("canvas", pane));
+  const drawn = panes.map((pane) => pane.parts.pane), canvases = drawn.map((pane, n) => panes[n].drawImage?.() ?? find("canvas", pane));
   const side = 640, gap = 24, styles = getComputedStyle(document.body);
   const width = panes.length * (side + gap) + gap;
   const lines = drawn.map((pane) => [find(".status", pane)?.textContent, ...pane.querySelectorAll(".answer ol button")].filter(Boolean)
@@ -45,7 +45,7 @@ export function savePng(panes, photo) {
 /** Everything that the figures show, as arrays for numpy.load. */
 export function saveNpz(pane, photo) {
   const arrays = { ...pane.explained.arrays };
-  if (pane.map) arrays.map = { data: Float32Array.from(pane.map.values), shape: pane.explained.grid };
+  if (pane.map) arrays.map = { data: Float32Array.from(pane.map.values), shape: pane.map.grid ?? pane.explained.grid };
   arrays.about = { data: JSON.stringify({ ...pane.explained.about, link: location.hash }), shape: [] };
   download(fileName(pane, photo, "npz"), new Blob([npz(arrays)], { type: "application/zip" }));
 }

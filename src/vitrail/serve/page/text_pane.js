@@ -140,6 +140,26 @@ export class TextPane {
       })))));
   }
 
+  /** The matrix with its words as an image. */
+  drawImage() {
+    const sides = SIDES[state.view], rows = this.tokens(sides[0]), columns = this.tokens(sides[1]), cell = 40, left = 160, top = 130;
+    const canvas = make("canvas", { width: left + cell * columns.length, height: top + cell * rows.length }), context = canvas.getContext("2d");
+    const { values } = this.weights(layerOf(this.layers), state.head), most = range([values])[1], styles = getComputedStyle(document.body);
+    Object.assign(context, { font: `18px ${styles.fontFamily}`, fillStyle: styles.color, textAlign: "right", textBaseline: "middle" });
+    rows.forEach((word, row) => context.fillText(shorten(word, 16), left - 8, top + (row + 0.5) * cell));
+    context.textAlign = "left";
+    columns.forEach((word, column) => {
+      context.setTransform(0, -1, 1, 0, left + (column + 0.5) * cell, top - 8);
+      context.fillText(shorten(word, 12), 0, 0);
+    });
+    context.resetTransform();
+    values.forEach((value, n) => {
+      context.fillStyle = `rgb(${viridis(value / most).map(Math.round).join(" ")})`;
+      context.fillRect(left + (n % columns.length) * cell, top + Math.floor(n / columns.length) * cell, cell - 1, cell - 1);
+    });
+    return canvas;
+  }
+
   /** Both lines of words: the one that is pointed at, and how strongly it looked at each of the others. */
   drawWords({ values, columns: width }, rows, columns, sides) {
     const { pane } = this.parts, at = state.word, { about } = this.explained;

@@ -86,7 +86,7 @@ export function titleOf(kind, { token, layer, head, label }) {
 /** What the check found, in plain words. Probabilities of the class: of the photo, without these patches, at random. */
 export function judge(probability, without, random, noun = "patches") {
   const drop = probability - without, chance = probability - random, these = noun === "patches" ? "These patches matter" : "This word matters";
-  if (drop > 0.05 && drop > 2 * chance) return { verdict: "matters", text: `${these}: the map tells where to look.` };
+  if (drop > 0.05 && drop > 2 * chance) return { verdict: "matters", text: `${these} much more than others.` };
   if (drop > 0.02 && drop > 1.2 * chance) return { verdict: "some", text: `${these} a little more than others.` };
   return { verdict: "no", text: `${these} no more than others: do not read much into this map.` };
 }
