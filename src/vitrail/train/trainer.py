@@ -15,6 +15,7 @@ from vitrail.distributed import set_sync_batch_norm_ranks
 from vitrail.recipes.schedule import Clock, lr_factor, parse_schedule
 from vitrail.tasks.task import Task
 from vitrail.train.optim import (
+    Muon,
     WeightEMA,
     create_optimizers,
     freeze_all_but_last_blocks,
@@ -138,6 +139,9 @@ class Trainer:
         set_scaled_lr(self.optimizers, self.lr)
         values = {name: schedule.at(clock) for name, schedule in self.schedules.items()}
         set_scheduled_settings(self.optimizers, values)
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Muon):
+                optimizer.orthogonalize_in = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         if clip := values.get("clip", self.recipe.optimization.clip):
