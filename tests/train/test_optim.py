@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +14,9 @@ from torch.optim import SGD, AdamW
 
 import vitrail
 from vitrail.base.errors import ConfigError
-from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
+from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Precision, Recipe
 from vitrail.tasks.classification import Classification
+from vitrail.train import optim
 from vitrail.train.optim import (
     Lars,
     Muon,
@@ -24,6 +26,7 @@ from vitrail.train.optim import (
     list_weights,
     make_parameter_groups,
     orthogonalize,
+    orthogonalize_all,
     set_frozen_batch_norms_to_eval,
     set_scaled_lr,
 )
@@ -345,6 +348,52 @@ def test_parts_are_updated_separately_and_kernels_as_matrices() -> None:
     assert torch.allclose(stacked[:4], first, atol=1e-5)
     rms = first.square().mean().sqrt()
     assert 0.1 < rms < 0.3, "of the size of AdamW's updates"
+
+
+def test_bfloat16_moves_every_matrix_almost_as_float32_and_keeps_momenta_exact() -> None:
+    """Two of one shape, which are orthogonalized at once, one transposed, one of several maps."""
+
+    def move(dtype: torch.dtype) -> tuple[list[nn.Parameter], Muon]:
+        random = torch.Generator().manual_seed(0)
+        weights = [nn.Parameter(torch.zeros(shape)) for shape in ((16, 16), (32, 16), (16, 16), (48, 16))]
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=random)
+        muon = Muon([{"params": weights[:3]}, {"params": weights[3:], "parts": 3}], lr=1.0)
+        muon.orthogonalize_in = dtype
+        muon.step()
+        return weights, muon
+
+    exact, precise = move(torch.float32)
+    rounded, muon = move(torch.bfloat16)
+    for mine, its in zip(rounded, exact, strict=True):
+        assert mine.dtype == torch.float32
+        assert 0 < (mine - its).norm() < 0.03 * its.norm()
+        momenta = (muon.state[mine]["momentum_buffer"], precise.state[its]["momentum_buffer"])
+        assert torch.equal(*momenta)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_muon_runs_in_the_precision_of_the_run_and_resumes_bit_identically(
+    precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = set[torch.dtype]()
+
+    def record(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        used.add(dtype)
+        return orthogonalize_all(matrices, dtype)
+
+    monkeypatch.setattr(optim, "orthogonalize_all", record)
+    recipe = Recipe(
+        optimization=OptimizationSettings(optimizer="muon", lr=1e-3),
+        loop=LoopSettings(epochs=2, batch=8, save_every=3, precision=precision),
+    )
+    uninterrupted, stopped = create_runs(tmp_path)
+    train_toy_model(recipe, uninterrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_toy_model(recipe, stopped, stop=5)
+    train_toy_model(recipe, stopped)
+    assert_same(uninterrupted, stopped)
+    assert used == {getattr(torch, precision)}
 
 
 def test_weight_without_gradient_does_not_change() -> None:

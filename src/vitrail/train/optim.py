@@ -263,10 +263,10 @@ class Muon(FirstOrderOptimizer):
         maps = [self.update_momentum(*each).flatten(1).chunk(each[2]["parts"]) for each in trained]  # a row per filter
         found = iter(orthogonalize_all([part for parts in maps for part in parts], self.orthogonalize_in))
         for parts, (weight, _, group) in zip(maps, trained, strict=True):
-            # scaled to the size of AdamW's updates, so that both use the same learning rate (Liu 2025, arXiv 2502.16982)
+            # of the size of AdamW's updates, so that both use the same learning rate (Liu 2025, arXiv 2502.16982)
             moves = [next(found) * (0.2 * max(part.shape) ** 0.5) for part in parts]
             weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(torch.cat(moves).view_as(weight), alpha=-group["lr"])
+            weight.add_((torch.cat(moves) if len(moves) > 1 else moves[0]).view_as(weight), alpha=-group["lr"])
 
     def update_momentum(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
         """Update the momentum of a weight, and return Nesterov's."""
