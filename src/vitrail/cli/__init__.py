@@ -32,16 +32,15 @@ COMMAND_GROUPS = {  # headings of `vitrail --help`
     "Predict and ship": ("predict", "embed", "translate", "caption", "export", "serve"),
     "Look inside": ("explain", "look", "report"),
     "Models and data": ("models", "summary", "convert", "data"),
-    "Study": ("ablate", "study cost", "study positions"),
+    "Study": ("ablate", "study", "study cost", "study positions"),
     "This installation": ("env",),
 }
 COMMANDS = tuple(name for names in COMMAND_GROUPS.values() for name in names)
-COMMANDS_WITHOUT_MODELS = ("runs", "models", "data", "study cost", "env")
+COMMANDS_WITHOUT_MODELS = ("runs", "models", "data", "study", "study cost", "env")
 TOP_HELP = """Train, explain and ship Vision Transformers.
 
 Start with vitrail predict cct_cifar10 example:cat, or vitrail train (a minute).
 Every command has examples: vitrail COMMAND --help."""
-GROUP_HELP = {"study": "Run an experiment about architectures and compare it with a paper."}
 LONG_RUNNING_COMMANDS = ("train", "distill", "pretrain", "ablate", "study")  # they continue without a reader
 OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # not needed to predict with an exported model
 # of fields whose option has another name; `task` is set in a recipe only
@@ -67,10 +66,7 @@ def build_app(names: Sequence[str] = COMMANDS) -> App:
         for place, name in enumerate(members):
             parent, _, child = name.partition(" ")
             if child and name in names and parent not in table:
-                if parent in COMMANDS:
-                    table.command(load_command(parent), name=parent, group=group, sort_key=place)
-                else:
-                    table.command(App(name=parent, help=GROUP_HELP[parent], group=group, sort_key=place))
+                table.command(load_command(parent), name=parent, group=group, sort_key=place)
             if child and name in names:
                 heading = TASKS if parent == "pretrain" else None
                 table[parent].command(load_command(name), name=child, sort_key=place, group=heading)
