@@ -78,6 +78,19 @@ def test_json_is_the_only_output(photos: Path, model: Path, capsys: pytest.Captu
     assert [each["label"] for each in data["classes"]] == ["bees", "ants"]
 
 
+def test_an_engine_gives_the_same_results(photos: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = list[dict[str, Any]]()
+    for words in ((), ("--engine", "eager", "--streams", "2", "--threads", "1"), ("--engine", "bfloat16")):
+        run(model, "--data", photos, "--json", "--batch", "5", *words)
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[1]["top1"] == found[0]["top1"]
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
+    assert found[2]["loss"] == pytest.approx(found[0]["loss"], rel=0.1)
+    assert found[2]["loss"] != found[0]["loss"]
+    with pytest.raises(ConfigError, match="`exact` with `engine` bfloat16, which is not exact"):
+        run(model, "--data", photos, "--exact", "--engine", "bfloat16")
+
+
 def test_results_are_written_to_a_folder(
     photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,7 +161,7 @@ BAD = {
     "": "predict needs IMAGES.",
     "http://example.org/a.jpg": "'http://example.org/a.jpg' is a URL, and URLs are not fetched; download it",
     "photos --top 0": "--top 0; expected 1 or more",
-    "photos --batch 0": "--batch 0; expected 1 or more",
+    "photos --batch 0": "--batch 0; expected at least 1",
     "photos --max-bytes 0": "--max-bytes 0; expected 1 or more",
     "photos --merge -1": "--merge -1; expected 0 or more tokens to merge",
     "photos --format xml": "--format 'xml' is not one of",

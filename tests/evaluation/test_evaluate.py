@@ -61,6 +61,34 @@ def test_metrics_match_a_direct_computation(dataset: ArrayDataset, batch: int, w
     assert found.seconds > 0
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_an_engine_computes_the_same(dataset: ArrayDataset, streams: int, workers: int) -> None:
+    model, seen = toy(), list[int]()
+    expected = evaluate(model, dataset, SEEN_AS, batch=5)
+    opened = vitrail.open_model(model, preprocessing=SEEN_AS)
+    engine = vitrail.Predictor(opened, streams=streams, threads=1).engine
+    found = evaluate(
+        opened, dataset, batch=5, workers=workers, engine=engine, on_logits=lambda each, _: seen.extend(each.tolist())
+    )
+    assert seen == list(range(23)), "in order"
+    assert (found.top1, found.top5, found.wrong) == (expected.top1, expected.top5, expected.wrong)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+def test_an_engine_takes_pixels_only() -> None:
+    class Floats:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.randn(3, 32, 32), index
+
+    model = vitrail.open_model(toy(), preprocessing=SEEN_AS)
+    with pytest.raises(ConfigError, match="`engine` for tensors of floats; expected pixels"):
+        evaluate(model, Floats(), engine=vitrail.Predictor(model).engine)
+
+
 @dataclass(frozen=True)
 class Pair(Ranks):
     """One of two ranks; adds the sums and the wrong predictions of the other."""

@@ -49,14 +49,13 @@ def run_with_gradients(kernel: Callable[..., Tensor], dtype: torch.dtype, mask: 
     return [output, *torch.autograd.grad((output * weights).sum(), inputs)]
 
 
-@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("piece", [attention_kernels.PIECE, 3 * 5 * 7, 2 * 5 * 7])  # in one, by image, by head
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("kind", list_masks())
 def test_output_and_gradients_equal_those_of_the_fused_kernel(
-    kind: str, dtype: torch.dtype, pieces: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if pieces:
-        monkeypatch.setattr(attention_kernels, "PIECE", 3 * 5 * 7)
+    monkeypatch.setattr(attention_kernels, "PIECE", piece)
     torch.manual_seed(0)
     mask, tolerance = list_masks()[kind], TOLERANCES[dtype]
     expected = run_with_gradients(torch.nn.functional.scaled_dot_product_attention, torch.float64, mask)

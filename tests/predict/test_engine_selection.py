@@ -15,13 +15,19 @@ from support.toy_exports import PREPROCESSING, ExportFinder, make_toy_model, ran
 import vitrail
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.base.files import get_cache_folder
+from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.image_items import ImageItem
 from vitrail.export.description import CONFIG_FILE
 from vitrail.export.exported_model import ExportedModel
 from vitrail.models.base.checks import pair
 from vitrail.predict import engine_selection
 from vitrail.predict.engine_cache import write_engine_speeds
-from vitrail.predict.engine_selection import EngineChoice, EngineOptions, open_on_fastest_engine
+from vitrail.predict.engine_selection import (
+    EngineChoice,
+    EngineOptions,
+    choose_engine_for_dataset,
+    open_on_fastest_engine,
+)
 from vitrail.predict.model_checksums import compute_model_key
 
 
@@ -54,6 +60,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> Speeds:
         return found.get(found.asked[-1], 1.0)
 
     monkeypatch.setattr("vitrail.predict.engine_selection.measure_images_per_second", measured)
+    monkeypatch.setattr(engine_selection, "estimate_seconds", lambda *_: 99.0)  # pyright: ignore[reportUnknownLambdaType]
     return found
 
 
@@ -177,6 +184,44 @@ def test_for_many_images_the_model_is_exported(model: Path, speeds: Speeds, writ
         describe_setting(open_on_fastest_engine(save_toy_model(model.with_name("other")), EngineOptions(), 1000))
         == "eager 1×2"
     )
+
+
+def test_a_short_job_is_not_worth_an_export_unless_there_is_one(
+    model: Path, speeds: Speeds, written_exports: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_selection, "estimate_seconds", lambda *_: 7.0)  # pyright: ignore[reportUnknownLambdaType]
+    found = open_on_fastest_engine(model, EngineOptions(), 1000)
+    assert found.predictor.engine.name == "eager"
+    assert any("for 1,000 images, which take about 7 s in torch, exporting" in each for each in found.notes)
+    assert written_exports == []
+    vitrail.Predictor(model, engine="onnx")
+    assert len(written_exports) == 1
+    speeds |= {"onnx 2×1": 9}
+    assert describe_setting(open_on_fastest_engine(model, EngineOptions(), 1000)) == "onnx 2×1"
+
+
+@pytest.mark.usefixtures("written_exports")
+def test_fast_uses_an_exact_engine_that_is_faster(model: Path, speeds: Speeds) -> None:
+    speeds |= {"onnx 2×1": 9, "int8 2×1": 5}
+    assert describe_setting(open_on_fastest_engine(model, EngineOptions(fast=True), 1000)) == "onnx 2×1"
+
+
+@pytest.mark.usefixtures("written_exports")
+def test_labeled_images_run_on_the_fastest_engine_if_that_saves_time(
+    model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, images = vitrail.open_model(model), ArrayDataset(random_pixels(600), None, ())
+    speeds |= {"onnx 2×1": 9, "eager 1×2": 3}
+    found = choose_engine_for_dataset(opened, images, EngineOptions())
+    assert found is not None
+    assert describe_setting(found) == "onnx 2×1"
+    monkeypatch.setattr(engine_selection, "estimate_seconds", lambda *_: 1.0)  # pyright: ignore[reportUnknownLambdaType]
+    assert choose_engine_for_dataset(opened, images, EngineOptions()) is None
+    named = choose_engine_for_dataset(opened, images, EngineOptions(engine="eager", streams=2))
+    assert named is not None
+    assert describe_setting(named) == "eager 2×1"
+    monkeypatch.setattr(engine_selection, "estimate_seconds", lambda *_: pytest.fail("on another device"))  # pyright: ignore[reportUnknownLambdaType]
+    assert choose_engine_for_dataset(opened, images, EngineOptions(device="cuda")) is None
 
 
 def test_failed_export_is_a_note(model: Path, speeds: Speeds, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

@@ -27,6 +27,7 @@ from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.opening import Opened
+from vitrail.predict.engine_selection import EngineOptions
 from vitrail.study.compare import (
     ClassDistillationSimilarity,
     ComparedModel,
@@ -73,6 +74,16 @@ def by_hand(opened: Opened, dataset: ArrayDataset) -> list[list[int]]:
             return [model(images).argmax(1).tolist()]
         first, second = model.head_logits(model.encode(images, queries=2))
         return [each.argmax(1).tolist() for each in (first, second, model(images))]
+
+
+def test_engines_give_the_same_comparison(dataset: ArrayDataset) -> None:
+    models = [toy("runs/teacher"), student()]
+    expected = compare(models, dataset)
+    found = compare(models, dataset, options=EngineOptions(engine="eager", streams=2, threads=1))
+    assert (found.disagreement, found.voters) == (expected.disagreement, expected.voters)
+    assert found.similarities == expected.similarities, "a model with two heads stays in torch"
+    quick = compare(models, dataset, options=EngineOptions(engine="bfloat16", streams=1, threads=1))
+    assert quick.voters[0] == expected.voters[0]
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(1, 0), (5, 0), (64, 0), (5, 1)])

@@ -286,9 +286,18 @@ def test_a_short_or_compiled_run_stays_in_float32(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_measured_without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_choice, "start_trial", lambda _: pytest.fail("steps were taken"))  # pyright: ignore[reportUnknownLambdaType]
     assert choose_precision(make_plan()) == PrecisionChoice("float32")
-    assert str(choose_precision(make_plan(recipe=in_precision("bfloat16")))) == (
-        "precision bfloat16: as given, but this CPU has no instructions for it: expect it to be slow"
-    )
+
+
+def test_bfloat16_as_given_without_instructions_is_a_warning_with_its_speed(
+    fast_bfloat16: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed_choice, "find_bfloat16_instructions", str)
+    fast_bfloat16["bfloat16"] = [7.2, 7.2]
+    choice, about = choose_precision(make_plan(recipe=in_precision("bfloat16"))), "this CPU has no instructions for it"
+    assert str(choice) == f"precision bfloat16: as given, but {about}: 0.12 × float32 here"
+    monkeypatch.setattr(speed_choice, "is_short_run", lambda _: True)  # pyright: ignore[reportUnknownLambdaType]
+    choice = choose_precision(make_plan(recipe=in_precision("bfloat16"), fixed_steps=9))
+    assert str(choice) == f"precision bfloat16: as given, but {about}: expect it to be slow"
 
 
 def test_float16_is_refused_on_a_cpu() -> None:

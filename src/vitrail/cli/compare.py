@@ -1,6 +1,7 @@
 """vitrail compare: measure how often models disagree."""
 
 from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.engine_flags import EngineFlags, GivenEngine
 from vitrail.cli.options.values import check_minimum, parse_fields
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
@@ -14,11 +15,11 @@ def compare(
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
     overwrite: flags.Overwrite = False,
-    batch: flags.Batch = 64,
     workers: flags.Workers = 0,
     device: flags.Device = "auto",
     strict: flags.Strict = False,
     as_json: flags.Json = False,
+    options: GivenEngine = None,
 ) -> None:
     """Measure how accurate models are and how often they disagree.
 
@@ -43,23 +44,23 @@ def compare(
         Folder for comparison.png and comparison.json.
         Or a file for the table alone: .txt, .json, .csv, .md, .tex or .html.
     """
-    check_minimum("--batch", batch, 1)
     check_minimum("--workers", workers, 0)
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
 
     from vitrail.distributed import Ranks, resolve_device
     from vitrail.evaluation.evaluation_data import get_validation_images
     from vitrail.opening import open_model
+    from vitrail.predict.engine_selection import EngineOptions
     from vitrail.study.compare import COMPARISON_FILES, open_comparison_data
     from vitrail.study.compare import compare as compare_models
 
-    place = resolve_device(device, Ranks())
+    place, how_to_run = resolve_device(device, Ranks()), EngineOptions(**(options or EngineFlags()).list_given())
     loaded = [open_model(name, kind="image", fields=given, preprocessing=how or None) for name in models]
     found = open_comparison_data(loaded, data)
     prepare_output(out, COMPARISON_FILES, overwrite=overwrite)
     with progress_bar(len(loaded) * len(get_validation_images(found))) as advance:
         result = compare_models(
-            loaded, found, batch=batch, workers=workers, device=place, strict=strict, progress=advance
+            loaded, found, options=how_to_run, workers=workers, device=place, strict=strict, progress=advance
         )
     print_notes(result.notes)
     report = {"models": list(models), **result.to_json()}

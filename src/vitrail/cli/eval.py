@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.engine_flags import EngineFlags, GivenEngine
 from vitrail.cli.options.groups import MODEL, TRANSLATION
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels
 from vitrail.cli.output.messages import print_notes
@@ -36,11 +37,11 @@ def eval(  # noqa: A001
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
     overwrite: flags.Overwrite = False,
-    batch: flags.Batch = 64,
     workers: flags.Workers = 0,
     device: flags.Device = "auto",
     strict: flags.Strict = False,
     as_json: flags.Json = False,
+    options: GivenEngine = None,
 ) -> None:
     """Evaluate a model on labeled images, or a run on its sentence pairs or captions.
 
@@ -77,7 +78,6 @@ def eval(  # noqa: A001
         Hypotheses kept at each step of beam search, for translations and captions; 1 is greedy search. [default: 4]
     """
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
-    check_minimum("--batch", batch, 1)
     check_minimum("--workers", workers, 0)
     check_output_file("--wrong", wrong, WRONG_SUFFIXES, overwrite=overwrite)
 
@@ -97,10 +97,10 @@ def eval(  # noqa: A001
         image_size=None if image_size is None else parse_size(image_size),
         fields=given or None,
         preprocessing=how or None,
-        batch=batch,
         workers=workers or None,
         device=device,
         strict=strict or None,
+        **(options or EngineFlags()).list_given(),
     )
     print_notes(opened.notes)
     prepare_output(out, opened.files, overwrite=overwrite)

@@ -6,6 +6,7 @@ from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
+from vitrail.cli.options.engine_flags import EngineFlags, GivenEngine
 from vitrail.cli.options.groups import DATA
 from vitrail.cli.options.values import (
     MAX_SEEDS,
@@ -38,11 +39,11 @@ def probe(
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
     overwrite: flags.Overwrite = False,
-    batch: flags.Batch = 64,
     workers: flags.Workers = 0,
     device: flags.Device = "auto",
     strict: flags.Strict = False,
     as_json: flags.Json = False,
+    options: GivenEngine = None,
 ) -> None:
     """Measure how well the features of models classify, without training the models.
 
@@ -85,7 +86,7 @@ def probe(
     counts, many = (
         None if given is None else parse_integers(given, name) for given, name in ((knn, "--knn"), (shots, "--shots"))
     )
-    for name, value, minimum in (("--seeds", seeds, 1), ("--batch", batch, 1), ("--workers", workers, 0)):
+    for name, value, minimum in (("--seeds", seeds, 1), ("--workers", workers, 0)):
         check_minimum(name, value, minimum)
     if examples is not None:
         check_minimum("--examples", examples, 1)
@@ -94,6 +95,7 @@ def probe(
     from vitrail.evaluation.probes.probe import probe as probe_models
     from vitrail.evaluation.probes.probe_results import PROBE_FILES, write_probe
     from vitrail.opening import open_model
+    from vitrail.predict.engine_selection import EngineOptions
 
     loaded = [open_model(name, kind="image", fields=given, preprocessing=how or None) for name in models]
     prepare_output(out, PROBE_FILES, overwrite=overwrite)
@@ -109,10 +111,10 @@ def probe(
         pixels=pixels,
         untrained=untrained,
         val_share=val_share,
-        batch=batch,
         workers=workers,
         device=device,
         strict=strict,
+        options=EngineOptions(**(options or EngineFlags()).list_given(), device="cpu"),
     )
     print_notes(result.notes)
     report = {"models": list(models), **result.to_json()}

@@ -1,7 +1,7 @@
 """Evaluate a checkpoint, a run or an exported model on labeled images: what `vitrail eval` measures and writes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +12,16 @@ from vitrail.base.files import make_writable_folder
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import ImageDataset
 from vitrail.distributed import Ranks, resolve_device
-from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.evaluate import TORCH_BATCH, evaluate
 from vitrail.evaluation.evaluation_data import find_default_data, get_validation_images, open_evaluation_data
 from vitrail.evaluation.metrics import Evaluation
 from vitrail.evaluation.plots import EVALUATION_FILES
 from vitrail.export.description import is_exported
 from vitrail.models.base.checks import Size
 from vitrail.opening import GivenPreprocessing, Opened, open_model, read_model_description
+from vitrail.predict.engine_selection import EngineOptions, choose_engine_for_dataset
+from vitrail.predict.pipeline import Engine
+from vitrail.predict.predictor import EngineName
 
 IMAGENET_CLASSES = 1000  # of ReaL labels
 
@@ -33,7 +36,8 @@ class CheckpointEvaluation:
     mapping: Sequence[int]  # the model's class for each class of the data
     notes: Sequence[str]
     device: torch.device
-    batch: int = 64
+    engine: Engine | None = None  # None for torch
+    batch: int = TORCH_BATCH
     workers: int = 0
     strict: bool = False
     files: Sequence[str] = EVALUATION_FILES
@@ -55,6 +59,7 @@ class CheckpointEvaluation:
             strict=self.strict,
             progress=progress,
             classes=self.loaded.classes,
+            engine=self.engine,
         )
 
 
@@ -69,16 +74,22 @@ def open_checkpoint_evaluation(
     image_size: Size | None = None,
     fields: Mapping[str, Any] | None = None,
     preprocessing: GivenPreprocessing = None,
-    batch: int = 64,
     workers: int = 0,
     device: str = "auto",
     strict: bool = False,
+    engine: EngineName = "auto",
+    exact: bool = False,
+    fast: bool = False,
+    batch: int | None = None,
+    streams: int | None = None,
+    threads: int | None = None,
 ) -> CheckpointEvaluation:
     """Open a model and the data, by default that of the run, and map the classes of the data to the model's.
 
     `real` is the file of ReaL labels, `head` selects one of a model with a distillation token. `wrong` is the file that
-    the caller writes the wrong predictions to; its folder is made.
+    the caller writes the wrong predictions to; its folder is made. The last six options are those of `EngineOptions`.
     """
+    options = EngineOptions(engine=engine, exact=exact, fast=fast, batch=batch, streams=streams, threads=threads)
     fields = {**(fields or {}), **({} if image_size is None else {"image_size": image_size})}
     if head is not None:
         if is_exported(model) or not read_model_description(model, fields).config.get("distilled"):
@@ -99,14 +110,16 @@ def open_checkpoint_evaluation(
     notes = [*found.notes, *([note] if note else [])]
     if wrong is not None:
         make_writable_folder(wrong.parent)
+    chosen = choose_engine_for_dataset(loaded, images, replace(options, device=str(place)))
     return CheckpointEvaluation(
         loaded=loaded,
         data=found.name,
         images=images,
         mapping=mapping,
-        notes=notes,
+        notes=[*notes, *(chosen.notes if chosen else ())],
         device=place,
-        batch=batch,
+        engine=chosen and chosen.predictor.engine,
+        batch=chosen.batch if chosen else batch or TORCH_BATCH,
         workers=workers,
         strict=strict,
     )

@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError, DataError, unusable_device_error
 from vitrail.base.kinds import check_kind
 from vitrail.base.progress import track_progress
-from vitrail.data.batch import wrap_dead_worker_errors
+from vitrail.data.batch import Batch, wrap_dead_worker_errors
 from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, TorchDatasetAdapter
-from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
+from vitrail.evaluation.image_pass import compute_batches, run_engine
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
 from vitrail.evaluation.wrong_predictions import list_wrong_predictions
 from vitrail.models.base.checks import ImageConfig, check_count, find_image_config
 from vitrail.models.base.contract import check_reads_images
 from vitrail.opening import Opened
+from vitrail.predict.pipeline import Engine
+
+TORCH_BATCH = 64  # images
 
 
 def evaluate(
@@ -30,7 +33,7 @@ def evaluate(
     dataset: ImageDataset | TorchDataset,
     preprocessing: Preprocessing | None = None,
     *,
-    batch: int = 64,
+    batch: int = TORCH_BATCH,
     workers: int = 0,
     device: str | torch.device = "cpu",
     mapping: Sequence[int] | None = None,
@@ -40,6 +43,7 @@ def evaluate(
     ranks: Ranks | None = None,
     classes: int | None = None,
     on_logits: Callable[[Tensor, Tensor], object] | None = None,
+    engine: Engine | None = None,
 ) -> Evaluation:
     """Compute accuracy, loss, calibration, confusion and the wrong predictions; the model's train/eval mode is kept.
 
@@ -49,7 +53,8 @@ def evaluate(
     of the data. Unreadable images are skipped and listed in the result, or raise an error if `strict`. By default, a
     progress bar is shown in a notebook and on a terminal; a function is called after each batch with its number of
     images. `on_logits` is called with the indices and logits of each batch. With several processes, each evaluates a
-    share; all return the same result.
+    share; all return the same result. `engine` computes the logits in place of torch: that of a `vitrail.Predictor` of
+    this model.
 
     >>> loaded, data = vitrail.open_model("vit_fashion"), vitrail.open_data("fashion")
     >>> found = vitrail.evaluate(loaded, data.val)
@@ -76,17 +81,30 @@ def evaluate(
         track_progress(progress, len(dataset), "evaluating") as advance,
     ):
         number = next(model.parameters()).dtype
-        for each in evaluation_batches(
-            dataset, preprocessing, batch=batch, workers=workers, rank=ranks.rank, world=ranks.world_size
+
+        def compute_logits(each: Batch) -> Tensor | None:
+            if not each.size:
+                return None
+            if engine is not None:
+                return run_engine(engine, each)
+            return model(normalize(each["images"].to(device), preprocessing).to(number))
+
+        for each, logits in compute_batches(
+            compute_logits,
+            dataset,
+            preprocessing,
+            batch=batch,
+            workers=workers,
+            streams=0 if engine is None else engine.streams,
+            rank=ranks.rank,
+            world=ranks.world_size,
         ):
             skipped += each.skipped
             if strict and skipped:
                 raise DataError(skipped[0])
-            if each.size:
-                images = normalize(each["images"].to(device), preprocessing)
+            if logits is not None:
                 right = each["labels"] if to_model is None else to_model[each["labels"]]
                 real_labels = [dataset.real_labels(index) for index in each["indices"].tolist()]
-                logits = model(images.to(number))
                 tally.add_batch(logits, right, real_labels, each["indices"])
                 if on_logits is not None:
                     on_logits(each["indices"], logits)

@@ -48,7 +48,7 @@ def open_evaluation(
     data: str | None = None,
     *,
     beam: int = 4,
-    batch: int = 16,
+    batch: int = 64,
     device: str = "auto",
     strict: bool = False,
 ) -> "OpenCaptionEvaluation":

@@ -1,7 +1,7 @@
 """The kernels of attention, and which one to use: torch's fused one, or two products and a softmax.
 
 On a CPU with bfloat16 instructions the products take half as long as in float32, but torch's fused kernel does not gain
-from bfloat16 in its backward pass, and is up to four times as slow as in float32.
+from bfloat16: at 197 to 2049 tokens they take 0.40 to 0.45 of its time forward, 0.30 to 0.52 with the backward pass.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.base.machine import find_bfloat16_instructions
 
-PIECE = 2**22  # scores computed at once, if the batch can be divided: they should stay in the cache
+PIECE = 2**22  # scores computed at once, of one head or more: they should stay in the cache
 MOST = 2**27  # scores of a call that may be kept for the backward pass: 256 MB; the fused kernel keeps none
 
 
@@ -25,8 +25,7 @@ def choose_products(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if dtype != torch.bfloat16 or q.shape[:-2] != k.shape[:-2] or q.shape[:-1].numel() * k.shape[-2] > MOST:
         return False
     backward = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    instructions = read_instructions()
-    return instructions != "" and (backward or instructions != "amx_bf16")  # the fused forward pass uses AMX well
+    return read_instructions() not in ("", "" if backward else "amx_bf16")  # the fused forward pass uses AMX well
 
 
 def read_instructions() -> str:
@@ -40,15 +39,17 @@ vars(read_instructions)["_dynamo_marked_constant"] = True
 def attend_by_products(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, scale: float | None = None
 ) -> Tensor:
-    """softmax(q·kᵀ·scale)·v as two products and a softmax, in pieces of the batch, with the scores in memory."""
+    """softmax(q·kᵀ·scale)·v as two products and a softmax, in pieces of the batch and heads; the scores are kept."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if len(q) == 1 and q.ndim > 3:  # its heads are divided
+        mask = mask[0] if mask is not None and mask.ndim == q.ndim else mask
+        return attend_by_products(q[0], k[0], v[0], mask, dropout, scale)[None]
     rows = max(1, PIECE // max(1, q.shape[1:-1].numel() * k.shape[-2]))  # of the batch
     if rows >= len(q):
         return attend_in_one_piece(q, k, v, mask, dropout, scale)
-    shared = mask is None or mask.ndim < q.ndim or len(mask) == 1
-    masks = [mask] * math.ceil(len(q) / rows) if shared or mask is None else mask.split(rows)
-    parts = zip(q.split(rows), k.split(rows), v.split(rows), masks, strict=True)
-    return torch.cat([attend_in_one_piece(*part, dropout, scale) for part in parts])
+    masks = [mask] * len(q) if mask is None or mask.ndim < q.ndim or len(mask) == 1 else mask.split(rows)
+    parts = zip(q.split(rows), k.split(rows), v.split(rows), masks, strict=False)  # as many as of q
+    return torch.cat([attend_by_products(*part, dropout, scale) for part in parts])
 
 
 def attend_in_one_piece(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:

@@ -20,6 +20,7 @@ from vitrail.base.json_yaml import CHECKSUM_KEY, add_checksum, parse_json, verif
 from vitrail.base.locks import LOCK_FILE_NAME, lock_folder, wait_for_entry_lock
 from vitrail.export.description import ONNX_FILE, read_folder_description
 from vitrail.export.exported_model import ExportedModel
+from vitrail.models.base.checks import find_image_config
 from vitrail.opening import Opened
 from vitrail.predict.model_checksums import compute_onnx_checksums, hash_texts
 
@@ -41,6 +42,13 @@ def export_cache_path(loaded: Opened, output: str, *, merge: int, precision: str
     about += [compute_weights_digest(model), output, merge, precision, *checksum_own_code(model)]
     text = json.dumps(about, default=str)
     return get_cache_folder() / EXPORTS_FOLDER / sha256(text.encode()).hexdigest()[:32]
+
+
+def is_export_cached(loaded: Opened, output: str, merge: int) -> bool:
+    """Whether the model was exported before."""
+    if find_image_config(loaded.model) is None:
+        return False
+    return is_complete_export(export_cache_path(loaded, output, merge=merge, precision="fp32"))
 
 
 def write_cached_export(

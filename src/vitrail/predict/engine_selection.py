@@ -7,7 +7,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,25 +15,37 @@ from numpy.typing import NDArray
 from vitrail.base.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.base.machine import count_cores, describe_machine, find_bfloat16_instructions
 from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
-from vitrail.data.images.image_items import ImageItem
+from vitrail.data.images.image_items import ImageItem, evenly_spaced_indices
 from vitrail.export.agreement import count_agreeing_images, make_photo_crops
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
 from vitrail.models.base.checks import pair
 from vitrail.opening import GivenPreprocessing, Opened, download_if_missing, open_model
-from vitrail.predict.engine_cache import open_cached_int8_export, read_engine_speeds, write_engine_speeds
+from vitrail.predict.engine_cache import (
+    is_export_cached,
+    open_cached_int8_export,
+    read_engine_speeds,
+    write_engine_speeds,
+)
 from vitrail.predict.model_checksums import compute_model_key
 from vitrail.predict.pipeline import Engine
 from vitrail.predict.predictor import DEFAULT_BATCH, EngineName, Predictor, open_engine
 
+if TYPE_CHECKING:
+    from vitrail.data.images.datasets import ImageDataset
+
 MIN_IMAGES_TO_EXPORT = 500  # for fewer, exporting a model takes longer than it saves
+MIN_SECONDS_TO_EXPORT = 25.0  # of the images in torch: exporting takes ten or more, and saves about half of them
+ENGINE_SAMPLE_SIZE = 32  # images of the job on which engines are compared
 MIN_IMAGES_TO_MEASURE = 16
 MIN_AGREEMENT = 0.9  # share of images with the same top class as fp32, for `fast` to use int8 or bfloat16
 MIN_SAMPLE_IMAGES = 8  # images of the job needed to measure that share; otherwise the built-in photos are used
 MIN_GAIN = 1.05  # a call on more threads must be this many times as fast
 BUILT_IN_VIEWS = 32  # crops of the built-in photos
 INEXACT_ENGINES = ("int8", "bfloat16")
+BLANK_IMAGES = 2  # to estimate how long a job takes
 MEASURING_SECONDS = 0.25  # per candidate
+MIN_SECONDS_TO_CHOOSE = 5.0  # of labeled images in torch; fewer are done before engines are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,7 @@ class EngineChoice:
 
 
 def open_on_fastest_engine(
-    model: str | Path,
+    model: str | Path | Opened,
     options: EngineOptions,
     count: int = 1,
     sample: Sequence[ImageItem] = (),
@@ -89,33 +101,37 @@ def open_on_fastest_engine(
     work.
     """
     batch, notes = min(options.batch or DEFAULT_BATCH, max(count, 1)), list[str]()
-    download_if_missing(model)
-    if is_exported(model):
-        names: list[EngineName] = ["auto"]
-    elif options.engine != "auto":
-        names = [options.engine]
+    if isinstance(model, Opened):
+        opened = model
     else:
-        names = ["eager"]
-        if options.device in ("cpu", "auto") and (count >= MIN_IMAGES_TO_EXPORT or options.fast):
-            names.append("onnx")
-        elif count > 1:
-            notes.append(
-                f"engine eager: for {count} images exporting the model would take longer than it saves; "
-                "for many calls: vitrail export"
-            )
-    if not is_exported(model) and options.engine == "auto" and count >= MIN_IMAGES_TO_MEASURE:
+        download_if_missing(model)
+        if options.device == "auto" and not is_exported(model):
+            options = replace(options, device=choose_device())
+        opened = open_model(
+            model,
+            kind="image",
+            fields=options.fields,
+            preprocessing=options.preprocessing,
+            labels=options.labels,
+            device=options.device,
+            threads=count_threads_per_stream(options),
+        )
+    automatic = options.engine == "auto" and not isinstance(opened.model, ExportedModel)
+    first = open_predictor(opened, options, "eager" if automatic else options.engine)
+    predictors: dict[EngineName, Predictor] = {"eager" if automatic else options.engine: first}
+    if automatic and count >= MIN_IMAGES_TO_MEASURE:
         notes.append("engine compiled was not tried, since compiling takes half a minute")
-    if not is_exported(model) and options.device == "auto":
-        options = replace(options, device=choose_device())
-    if "onnx" in names or "int8" in names:
-        notify(f"engine {names[-1]}: exporting the model, unless an export is cached; this may take half a minute")
-    predictors = open_predictors(model, options, names, notes)
-    if options.exact and not all(each.engine.exact for each in predictors.values()):
-        raise ConfigError(f"`exact` for {model}, which is int8; expected a model exported to onnx")
-    if options.fast and len(predictors) == len(names):
-        exact = predictors[names[-1]]
-        predictors = open_bfloat16_if_accurate(predictors, exact, options, sample, notes)
-        predictors[names[-1]] = open_int8_if_accurate(exact, options, sample, notes)
+    if automatic and (options.fast or is_worth_exporting(first, options, count, notes)):
+        predictors |= open_export(opened, options, notes, notify)
+    if options.exact and not first.engine.exact:
+        raise ConfigError(f"`exact` for {opened.source}, which is int8; expected a model exported to onnx")
+    if options.fast:
+        exact, inexact = [*predictors.values()][-1], dict[EngineName, Predictor]()
+        if not automatic or "onnx" in predictors:
+            inexact |= open_int8_if_accurate(exact, options, sample, notes)
+        inexact |= open_bfloat16_if_accurate(first, exact, options, sample, notes)
+        measured = count >= MIN_IMAGES_TO_MEASURE
+        predictors = predictors | inexact if measured or not inexact else inexact
     fixed = (
         options.streams is not None
         or options.threads is not None
@@ -123,11 +139,59 @@ def open_on_fastest_engine(
         or count_cores() == 1
     )
     if fixed and len(predictors) == 1:
-        found = next(iter(predictors.values()))
         if options.engine == "auto" and 1 < count < MIN_IMAGES_TO_MEASURE and not notes:
-            notes.append(f"engine {found.engine.name}: nothing measured for {count} images")
-        return EngineChoice(found, batch, tuple(notes))
-    return choose_fastest_engine(model, predictors, options, batch, notes)
+            notes.append(f"engine {first.engine.name}: nothing measured for {count} images")
+        return EngineChoice(next(iter(predictors.values())), batch, tuple(notes))
+    return choose_fastest_engine(opened.source, predictors, options, batch, notes)
+
+
+def choose_engine_for_dataset(loaded: Opened, dataset: "ImageDataset", options: EngineOptions) -> EngineChoice | None:
+    """The fastest engine for labeled images; None for torch, if the images take a few seconds or another device."""
+    given = options.exact or options.fast or options.streams or options.threads
+    if options.engine == "auto" and not given:
+        short = options.device != "cpu" or estimate_seconds(Predictor(loaded), len(dataset)) < MIN_SECONDS_TO_CHOOSE
+        if short:
+            return None
+    chosen = evenly_spaced_indices(len(dataset), ENGINE_SAMPLE_SIZE)
+    sample = [ImageItem(dataset.source(n), dataset.name(n)) for n in chosen]
+    return open_on_fastest_engine(loaded, options, len(dataset), sample)
+
+
+def is_worth_exporting(predictor: Predictor, options: EngineOptions, count: int, notes: list[str]) -> bool:
+    """Whether exporting the model saves more time than it takes, or was done before; if not, a note says why."""
+    if count < 2 or options.device not in ("cpu", "auto"):
+        return False
+    loaded, about = predictor.loaded, f"{count} images"
+    if count >= MIN_IMAGES_TO_EXPORT:
+        seconds = estimate_seconds(predictor, count)
+        if seconds >= MIN_SECONDS_TO_EXPORT or is_export_cached(loaded, predictor.output, options.merge):
+            return True
+        about = f"{count:,} images, which take about {seconds:.0f} s in torch,"
+    notes.append(
+        f"engine eager: for {about} exporting the model would take longer than it saves; for many calls: vitrail export"
+    )
+    return False
+
+
+def estimate_seconds(predictor: Predictor, count: int) -> float:
+    """How long the engine takes for this many images, by a small batch of blank ones."""
+    blank = np.repeat(make_blank_image(predictor), BLANK_IMAGES, 0)
+    predictor.engine.run(blank)  # fills caches
+    start = time.perf_counter()
+    predictor.engine.run(blank)
+    return (time.perf_counter() - start) * count / BLANK_IMAGES
+
+
+def open_export(
+    opened: Opened, options: EngineOptions, notes: list[str], notify: Callable[[str], object]
+) -> dict[EngineName, Predictor]:
+    """The model in ONNX Runtime, if that works on this machine."""
+    notify("engine onnx: exporting the model, unless an export is cached; this may take half a minute")
+    try:
+        return {"onnx": open_predictor(opened, options, "onnx")}
+    except (VitrailError, OSError) as error:  # a full or unreadable disk, a missing package, a model without export
+        notes.append(f"engine onnx was left out: {describe_error(error)}")
+        return {}
 
 
 def choose_device() -> str:
@@ -136,42 +200,16 @@ def choose_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def open_predictors(
-    model: str | Path, options: EngineOptions, names: Sequence[EngineName], notes: list[str]
-) -> dict[EngineName, Predictor]:
-    """A predictor for the first engine, and for each other that works on this machine."""
-    opened: str | Path | Opened = model
-    if not is_exported(model):  # which each engine opens with its own threads
-        opened = open_model(
-            model,
-            kind="image",
-            fields=options.fields,
-            preprocessing=options.preprocessing,
-            labels=options.labels,
-            device=options.device,
-        )
-    found: dict[EngineName, Predictor] = {names[0]: open_predictor(opened, options, names[0])}
-    for name in names[1:]:
-        try:
-            found[name] = open_predictor(opened, options, name)
-        except (VitrailError, OSError) as error:  # a full or unreadable disk, a missing package, a model without export
-            notes.append(f"engine {name} was left out: {describe_error(error)}")
-    return found
-
-
-def open_predictor(model: str | Path | Opened, options: EngineOptions, name: EngineName) -> Predictor:
+def open_predictor(opened: Opened, options: EngineOptions, name: EngineName) -> Predictor:
     return Predictor(
-        model,
-        preprocessing=options.preprocessing,
-        labels=options.labels,
-        engine=name if isinstance(model, Opened) else options.engine,
+        opened,
+        engine=name,
         streams=options.streams or 1,
         threads=count_threads_per_stream(options),
         output=options.output,
         merge=options.merge,
         limits=options.limits,
         scaled=not options.exact,
-        fields=None if isinstance(model, Opened) else options.fields,
     )
 
 
@@ -182,7 +220,7 @@ def count_threads_per_stream(options: EngineOptions) -> int | None:
 
 def open_int8_if_accurate(
     exact: Predictor, options: EngineOptions, sample: Sequence[ImageItem], notes: list[str]
-) -> Predictor:
+) -> dict[EngineName, Predictor]:
     """The model in int8, if it agrees with fp32 on enough images; the share goes into the notes."""
     engine = exact.engine
     if not isinstance(engine, ExportedModel):
@@ -194,14 +232,16 @@ def open_int8_if_accurate(
             if not seen
             else f"int8 agreed with fp32 on {seen['same']} of {seen['pictures']} images when it was exported"
         )
-        return exact
+        return {}
     engine.run(make_blank_image(exact))  # with its time limit, since the quantizer runs the graph, too
     settled = replace(options, engine="auto", merge=0, fields=None)  # an export specifies its model completely
     try:
-        quick = open_cached_int8_export(engine, lambda path: open_predictor(path, settled, "auto"))
+        quick = open_cached_int8_export(
+            engine, lambda path: open_predictor(open_model(path, kind="image"), settled, "auto")
+        )
     except (VitrailError, OSError) as error:
         notes.append(f"engine int8 was left out: {describe_error(error)}")
-        return exact
+        return {}
     quick.labels, quick.preprocessing = exact.labels, exact.preprocessing
     assert isinstance(quick.engine, ExportedModel)
     seen = quick.engine.description.agreement or {}
@@ -209,19 +249,14 @@ def open_int8_if_accurate(
     if (pixels := prepare_sample(exact, sample)) is not None:
         same = count_agreeing_images(quick.engine.run(pixels), engine.run(pixels), options.output)
         total, kind = len(pixels), "of these images"
-    return quick if is_accurate("int8", same, total, kind, notes) else exact
+    return {"int8": quick} if is_accurate("int8", same, total, kind, notes) else {}
 
 
 def open_bfloat16_if_accurate(
-    predictors: Mapping[EngineName, Predictor],
-    exact: Predictor,
-    options: EngineOptions,
-    sample: Sequence[ImageItem],
-    notes: list[str],
+    eager: Predictor, exact: Predictor, options: EngineOptions, sample: Sequence[ImageItem], notes: list[str]
 ) -> dict[EngineName, Predictor]:
     """The model in bfloat16, if this CPU has instructions for it and it agrees with fp32 on enough images."""
-    eager = predictors.get("eager")
-    if eager is None or exact is eager or options.device != "cpu" or not find_bfloat16_instructions():
+    if eager.engine.name != "eager" or options.device != "cpu" or not find_bfloat16_instructions():
         return {}
     quick = copy(eager)
     quick.engine = open_engine(quick, quick.output, "bfloat16", options.streams or 1, count_threads_per_stream(options))
@@ -262,7 +297,7 @@ def choose_fastest_setting(settings: Mapping[str, "EngineSetting"], speeds: Mapp
 
 
 def choose_fastest_engine(
-    model: str | Path, predictors: dict[EngineName, Predictor], options: EngineOptions, batch: int, notes: list[str]
+    model: str, predictors: dict[EngineName, Predictor], options: EngineOptions, batch: int, notes: list[str]
 ) -> EngineChoice:
     """The candidate with the most images per second, as measured now or before."""
     settings = {

@@ -13,7 +13,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.base.text import escape_formula_in_text, escape_unprintable, format_count
 from vitrail.data.images.image_items import ImageItem
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.predict.engine_selection import EngineChoice, EngineOptions, open_on_fastest_engine
+from vitrail.predict.engine_selection import ENGINE_SAMPLE_SIZE, EngineChoice, EngineOptions, open_on_fastest_engine
 from vitrail.predict.image_list import ImageList, check_has_images, list_images
 from vitrail.predict.job import ItemSummary, OpenRows
 from vitrail.predict.model_checksums import identify_model
@@ -38,7 +38,6 @@ from vitrail.predict.pipeline import ImageResult
 from vitrail.predict.predictions import ClassProbability, format_probabilities
 from vitrail.predict.predictor import Predictor, compute_map_shapes
 
-ENGINE_SAMPLE_SIZE = 32  # images of the job on which engines are compared
 ROWS_PER_GROUP = 10_000  # rows of a parquet file in memory
 PredictionFormat = Literal["table", "json", "jsonl", "csv", "parquet"]
 PREDICTION_FORMAT_BY_SUFFIX: dict[str, PredictionFormat] = {

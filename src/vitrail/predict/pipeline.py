@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from threading import Semaphore
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from vitrail.data.images.image_items import ImageItem
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.predict.output.resumable_rows import compute_file_stamp
 
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 PrepareImage = Callable[[Any], NDArray[np.uint8]]  # a source → (rows, columns, C)
 
 
@@ -68,15 +70,22 @@ def run_pipeline(
             for each, found, stamp in zip(part, prepared, stamps, strict=True)
         ]
 
-    pending, remaining = deque[Future[list[ImageResult]]](), iter(images)
+    remaining = iter(images)
+    for results in map_in_order(run_batch, iter(lambda: list(islice(remaining, batch)), []), workers):
+        yield from results
+
+
+def map_in_order(function: Callable[[Part], Result], parts: Iterable[Part], workers: int) -> Iterator[Result]:
+    """Call the function for each part in a thread, and yield the results in order, a few parts ahead."""
+    pending = deque[Future[Result]]()
     with ThreadPoolExecutor(workers) as pool:
         try:
-            while part := list(islice(remaining, batch)):
-                pending.append(pool.submit(run_batch, part))
+            for part in parts:
+                pending.append(pool.submit(function, part))
                 if len(pending) > workers:
-                    yield from pending.popleft().result()
+                    yield pending.popleft().result()
             while pending:
-                yield from pending.popleft().result()
+                yield pending.popleft().result()
         finally:  # also if the caller stops iterating
             for each in pending:
                 each.cancel()

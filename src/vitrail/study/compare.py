@@ -21,23 +21,25 @@ from vitrail.base.files import write_json
 from vitrail.base.style import NOTE_POINTS, PALETTE, SHARE_MAP
 from vitrail.base.table import TEXT_WIDTH, Column, Shown, Table
 from vitrail.base.text import make_printable
+from vitrail.data.batch import Batch
 from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, open_data
-from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.evaluation.evaluate import temporary_eval_mode
+from vitrail.evaluation.evaluate import TORCH_BATCH, temporary_eval_mode
 from vitrail.evaluation.evaluation_data import (
     find_default_data,
     get_validation_images,
     is_same_data_path,
     open_evaluation_data,
 )
+from vitrail.evaluation.image_pass import compute_batches, run_engine
 from vitrail.inspection.attention.capture import capture_tokens, list_blocks
 from vitrail.models.base.checks import check_count, find_image_config
 from vitrail.models.base.contract import find_image_model, takes_other_sizes
 from vitrail.models.catalog.preset_costs import shorten_model_names
 from vitrail.opening import Opened, open_model
+from vitrail.predict.engine_selection import EngineChoice, EngineOptions, choose_engine_for_dataset
 from vitrail.tasks.teacher import Teacher
 
 if TYPE_CHECKING:
@@ -208,7 +210,8 @@ class ComparedModel:
     preprocessing: Preprocessing
     classes: int
     class_columns: tuple[int, ...]  # index of each class of the data in its logits
-    note: str = ""
+    notes: tuple[str, ...] = ()
+    engine: EngineChoice | None = None  # None for torch
 
     @property
     def is_distilled(self) -> bool:
@@ -240,11 +243,12 @@ def compare(
     models: str | Path | Teacher | Opened | Sequence[str | Path | Teacher | Opened],
     data: str | Path | DatasetSplits | ImageDataset | TorchDataset | None = None,
     *,
-    batch: int = 64,
+    batch: int | None = None,
     workers: int = 0,
     device: str | torch.device = "cpu",
     strict: bool = False,
     progress: Callable[[int], object] | None = None,
+    options: EngineOptions | None = None,
 ) -> Comparison:
     """Share of the images that each pair of voters classifies differently, and the accuracy of each voter.
 
@@ -252,7 +256,8 @@ def compare(
     name as for `open_model`, or a vitrail.Teacher. Each uses its own preprocessing and predicts among the data's
     classes, matched by name. `data` defaults to that of the first run; its validation part is used: for a run's own
     data the images that the run held out, otherwise all. Unreadable images are excluded for all models and listed, or
-    an error if `strict`. `progress` is called after each batch with its number of images.
+    an error if `strict`. `progress` is called after each batch with its number of images. With `options`, each model
+    that has one head runs on the fastest engine that they allow.
 
     >>> comparison = vitrail.compare(["vit_fashion"], "fashion")  # print it for the table
     >>> comparison.images
@@ -265,15 +270,16 @@ def compare(
         raise ConfigError(f"the models are {repr(models)[:60]}; expected a list of names or Openeds")
     if not models:
         raise ConfigError("no models were given; expected at least one: a run folder, a checkpoint, or timm:NAME")
-    check_count("batch", batch)
+    check_count("batch", 1 if batch is None else batch)
     opened = [open_compared_model(each) for each in models]
     splits = open_comparison_data(opened, data)
     names = shorten_model_names([each.source for each in opened], taken=(TRUTH,))
     compared = [match_model_to_data_classes(each, name, splits) for each, name in zip(opened, names, strict=True)]
-    predictions = [
-        predict_classes(each, get_validation_images(splits), batch, workers, device, strict, progress)
-        for each in compared
-    ]
+    images = get_validation_images(splits)
+    if options is not None:
+        options = replace(options, batch=options.batch or batch, device=str(device))
+        compared = [choose_engine(each, model, images, options) for each, model in zip(compared, opened, strict=True)]
+    predictions = [predict_classes(each, images, batch, workers, device, strict, progress) for each in compared]
 
     unreadable = dict[int, str]()
     for each in predictions:
@@ -301,7 +307,7 @@ def compare(
             if found.cosines is not None
         ),
         skipped=tuple(unreadable[index] for index in sorted(unreadable)),
-        notes=(*splits.notes, *(each.note for each in compared if each.note)),
+        notes=(*splits.notes, *(note for each in compared for note in each.notes)),
         seconds=perf_counter() - start,
     )
 
@@ -360,16 +366,31 @@ def match_model_to_data_classes(opened: Opened, name: str, data: DatasetSplits) 
     if len(columns) < opened.classes:
         restricted = f"of its {opened.classes} classes only the data's {len(columns)} are compared"
         note = f"{note}; {restricted}" if note else restricted
-    note = f"{name}: {note}" if note else ""
+    notes = (f"{name}: {note}",) if note else ()
     return ComparedModel(
-        name=name, model=module, preprocessing=how, classes=opened.classes, class_columns=columns, note=note
+        name=name, model=module, preprocessing=how, classes=opened.classes, class_columns=columns, notes=notes
+    )
+
+
+def choose_engine(
+    compared: ComparedModel, opened: Opened, dataset: ImageDataset, options: EngineOptions
+) -> ComparedModel:
+    """The same model on the fastest engine; one with two heads stays in torch, which computes both in one pass."""
+    if compared.is_distilled:
+        return compared
+    opened = replace(opened, preprocessing=compared.preprocessing)
+    found = choose_engine_for_dataset(opened, dataset, options)
+    if found is None:
+        return compared
+    return replace(
+        compared, engine=found, notes=(*compared.notes, *(f"{compared.name}: {each}" for each in found.notes))
     )
 
 
 def predict_classes(
     compared: ComparedModel,
     dataset: ImageDataset,
-    batch: int,
+    batch: int | None,
     workers: int,
     device: str | torch.device,
     strict: bool,
@@ -384,23 +405,35 @@ def predict_classes(
     token_capture = (
         capture_tokens(model, class_distillation_cosine) if compared.is_distilled else nullcontext(list[Tensor]())
     )
+    chosen = compared.engine
+    batch = chosen.batch if chosen is not None else batch or TORCH_BATCH
     with temporary_eval_mode(model, device), torch.inference_mode(), token_capture as captured:
         dtype = next(model.parameters(), torch.empty(0)).dtype
-        batches = evaluation_batches(dataset, compared.preprocessing, batch=batch, workers=workers)
-        for first, each in zip(range(0, count, batch), batches, strict=True):
+
+        def compute_logits(each: Batch) -> Tensor | None:  # (heads, B, classes)
+            if not each.size:
+                return None
+            if chosen is not None:
+                return run_engine(chosen.predictor.engine, each)[None]
+            images = normalize(each["images"].to(device), compared.preprocessing).to(dtype)
+            try:
+                return torch.stack(compute_head_logits(compared, images)).float().cpu()
+            except Exception as error:  # a custom model may raise anything
+                raise ConfigError(
+                    f"{compared.name} fails to predict: {describe_error(error)}; expected logits"
+                ) from error
+
+        streams = 0 if chosen is None else chosen.predictor.engine.streams
+        found = compute_batches(
+            compute_logits, dataset, compared.preprocessing, batch=batch, workers=workers, streams=streams
+        )
+        for first, (each, logits) in zip(range(0, count, batch), found, strict=True):
             if strict and each.skipped:
                 raise DataError(each.skipped[0])
             indices = range(first, min(first + batch, count))
             missing = sorted(set(indices) - set(each["indices"].tolist()))
             unreadable.update(zip(missing, each.skipped, strict=True))  # both in the order of the images
-            if each.size:
-                images = normalize(each["images"].to(device), compared.preprocessing).to(dtype)
-                try:
-                    logits = torch.stack(compute_head_logits(compared, images)).float().cpu()  # (heads, B, classes)
-                except Exception as error:  # a custom model may raise anything
-                    raise ConfigError(
-                        f"{compared.name} fails to predict: {describe_error(error)}; expected logits"
-                    ) from error
+            if logits is not None:
                 check_logits(compared, logits, each.size)
                 truth[each["indices"]] = each["labels"].int()
                 predicted[:, each["indices"]] = logits[..., columns].argmax(-1).int()

@@ -7,7 +7,7 @@ slow on others, where it is not measured. About one second of training steps is 
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil
@@ -81,13 +81,24 @@ def choose_precision(plan: Plan) -> PrecisionChoice:
             "`precision` is float16 on a CPU, which has no fast instructions for it; expected auto, bfloat16 or "
             "float32, or a GPU"
         )
-    if asked != "auto":
-        slow = asked == "bfloat16" and on_cpu and not find_bfloat16_instructions()
-        return PrecisionChoice(asked, "as given, but this CPU has no instructions for it: expect it to be slow" * slow)
+    slow = asked == "bfloat16" and on_cpu and not find_bfloat16_instructions()
+    if asked != "auto" and not slow:
+        return PrecisionChoice(asked)
     if not on_cpu:
         return PrecisionChoice("float32")
-    found = measure_precision(replace(plan, ranks=Ranks())) if plan.ranks.is_first else None
+    measure = describe_slow_bfloat16 if slow else measure_precision
+    found = measure(replace(plan, ranks=Ranks())) if plan.ranks.is_first else None
     return plan.ranks.broadcast_object(found)
+
+
+def describe_slow_bfloat16(plan: Plan) -> PrecisionChoice:
+    """bfloat16 as given, with its measured speed: this CPU has no instructions for it."""
+    speed = "expect it to be slow"
+    if not explain_no_measurement(plan):
+        with suppress(Exception):  # the first step of the run reports it
+            blocks = measure_step_seconds_by_precision(plan)
+            speed = f"{median(blocks['float32']) / median(blocks['bfloat16']):.2g} × float32 here"
+    return PrecisionChoice("bfloat16", f"as given, but this CPU has no instructions for it: {speed}")
 
 
 def measure_precision(plan: Plan) -> PrecisionChoice:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from support.saved_models import write_model_folder, write_run_folder
 from support.toy_datasets import write_class_folders, write_image
@@ -18,6 +19,7 @@ from support.toy_datasets import write_class_folders, write_image
 import vitrail
 from vitrail.base.array_file import ArrayFile
 from vitrail.base.errors import ConfigError, DataError, VitrailError
+from vitrail.data.batch import Batch
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.evaluation.probes import stored_features
@@ -25,6 +27,7 @@ from vitrail.evaluation.probes.feature_sources import FeatureSource
 from vitrail.evaluation.probes.probe import is_masked_autoencoder
 from vitrail.evaluation.probes.probe_results import ProbeResult
 from vitrail.opening import Opened
+from vitrail.predict.engine_selection import EngineOptions
 
 FAST: dict[str, Any] = {"knn": [1, 5], "shots": [1, 2], "seeds": 2, "linear": False, "batch": 8}
 
@@ -61,9 +64,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the sources that were run, one per batch."""
     names, inner = list[str](), stored_features.compute_checked_features
 
-    def note(source: FeatureSource, images: torch.Tensor) -> torch.Tensor:
-        names.append(source.name)
-        return inner(source, images)
+    def note(source: FeatureSource, batch: Batch, device: torch.device) -> NDArray[np.float32]:
+        names.append(source.name if source.engine is None else f"{source.name} on {source.engine.name}")
+        return inner(source, batch, device)
 
     monkeypatch.setattr(stored_features, "compute_checked_features", note)
     return names
@@ -184,12 +187,12 @@ def test_an_interrupted_pass_continues_where_it_was(
     shutil.rmtree(home)
     shown, compute = list[int](), stored_features.compute_checked_features
 
-    def stop_at_the_third_batch(source: FeatureSource, images: torch.Tensor) -> torch.Tensor:
+    def stop_at_the_third_batch(source: FeatureSource, batch: Batch, device: torch.device) -> NDArray[np.float32]:
         if source.kind == "model":
-            shown.append(len(images))
+            shown.append(batch.size)
             if len(shown) == 3:
                 raise KeyboardInterrupt
-        return compute(source, images)
+        return compute(source, batch, device)
 
     monkeypatch.setattr(stored_features, "compute_checked_features", stop_at_the_third_batch)
     with pytest.raises(KeyboardInterrupt):
@@ -197,6 +200,28 @@ def test_an_interrupted_pass_continues_where_it_was(
     assert [path for path in (home / "features").iterdir() if not path.name.endswith(".npy")] == []
     assert run_probe(model, photos) == expected
     assert shown == [8, 8, 8, 8, 8, 8], "16 of 40 images before, 24 after"
+
+
+def test_engines_compute_the_features_that_are_missing(photos: Path, model: Path, computed: list[str]) -> None:
+    expected = run_probe(model, photos)
+    assert run_probe(model, photos, options=EngineOptions(engine="eager", streams=2)) == expected
+    assert not any(" on " in each for each in computed), "all are stored"
+    found = run_probe(model, photos, options=EngineOptions(engine="bfloat16", batch=8))
+    assert set(computed[-10:]) == {"toy on bfloat16", "untrained on bfloat16"}
+    assert found.tables[0].rows[0].spread == pytest.approx(expected.tables[0].rows[0].spread, rel=0.05)
+    assert found.tables[0].rows[0].spread != expected.tables[0].rows[0].spread, "features in bfloat16 have a file"
+    before = len(computed)
+    assert run_probe(model, photos, layer=0, options=EngineOptions(engine="eager")) == run_probe(model, photos, layer=0)
+    assert not any(" on " in each for each in computed[before:]), "no engine returns what a block does"
+
+
+def test_an_exported_engine_computes_the_same_features(photos: Path, model: Path, home: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs the extra `export`")
+    expected = run_probe(model, photos, untrained=False)
+    shutil.rmtree(home / "features")
+    found = run_probe(model, photos, untrained=False, options=EngineOptions(engine="onnx", streams=2))
+    assert found.tables[0].rows[0].knn == expected.tables[0].rows[0].knn
+    assert found.tables[0].rows[0].spread == pytest.approx(expected.tables[0].rows[0].spread, rel=1e-4)
 
 
 def test_unreadable_images_are_skipped_and_counted(photos: Path, model: Path) -> None:

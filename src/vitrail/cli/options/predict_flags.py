@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
+from vitrail.cli.options.engine_flags import EngineFlags
 from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.model_flags import ConfigFields, Device, ImageSize, OptionalOut, PreprocessingFields
 from vitrail.cli.options.values import parse_fields, parse_model_fields
@@ -27,7 +28,7 @@ OptionalImages = Annotated[str, Parameter(allow_leading_hyphen=True, required=Fa
 
 @reflow_docstring
 @dataclass(frozen=True, kw_only=True)
-class PredictFlags:
+class PredictFlags(EngineFlags):
     """How images are processed; by default as fast as this machine can without changing the results.
 
     Parameters
@@ -38,19 +39,6 @@ class PredictFlags:
         Continue from OUT.partial. Each image is processed exactly once.
     overwrite
         Replace OUT. Without --resume, an OUT.partial is deleted, too.
-    engine
-        Engine: eager, compiled and bfloat16 are torch, onnx and int8 exported models. auto measures once and picks the
-        fastest.
-    exact
-        Allow only engines within 0.0001 of the model in float32, and decode images at full size.
-    fast
-        Allow int8 and bfloat16, too, if they agree on a sample of the images.
-    batch
-        Images per batch. [default: automatic]
-    streams
-        Batches that are computed at the same time. [default: automatic]
-    threads
-        Threads per stream. [default: automatic]
     merge
         Number of similar tokens to merge in each layer: faster and less accurate.
     max_pixels
@@ -62,12 +50,6 @@ class PredictFlags:
     out: OptionalOut = None
     resume: Annotated[bool, Parameter(negative=())] = False
     overwrite: Annotated[bool, Parameter(negative=())] = False
-    engine: Annotated[Literal["auto", "eager", "compiled", "bfloat16", "onnx", "int8"], Parameter(group=SPEED)] = "auto"
-    exact: Annotated[bool, Parameter(negative=(), group=SPEED)] = False
-    fast: Annotated[bool, Parameter(negative=(), group=SPEED)] = False
-    batch: Annotated[int | None, Parameter(group=SPEED)] = None
-    streams: Annotated[int | None, Parameter(group=SPEED)] = None
-    threads: Annotated[int | None, Parameter(group=SPEED)] = None
     merge: Annotated[int, Parameter(group=SPEED)] = 0
     max_pixels: Annotated[int | None, Parameter(group=DATA)] = None
     max_bytes: Annotated[int, Parameter(group=DATA)] = 2**28
@@ -87,7 +69,7 @@ class PredictFlags:
         from vitrail.predict.engine_selection import EngineOptions
 
         return EngineOptions(
-            **{name: vars(self)[name] for name in ("engine", "exact", "fast", "batch", "streams", "threads")},
+            **self.list_given(),
             output=output,
             merge=self.merge,
             limits=ImageLimits(pixels=self.max_pixels, bytes=self.max_bytes),

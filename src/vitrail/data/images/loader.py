@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil
 from typing import Any, TypeVar
 
@@ -275,13 +275,34 @@ def evaluation_batches(
 
     With `views` each image has the same random views in every evaluation.
     """
-    indices = np.arange(rank, len(dataset), world)
-    starts = range(0, len(indices), batch)
-    chunks = (indices[start : start + batch] for start in starts)
     batches = BatchDataset(
         dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing, views=views, seed=seed
     )
-    return load_batches_by_indices(batches, (BatchIndices(0, each, np.zeros_like(each)) for each in chunks), workers)
+    return load_batches_by_indices(batches, list_evaluation_indices(len(dataset), batch, rank, world), workers)
+
+
+def deferred_evaluation_batches(
+    dataset: ImageDataset,
+    preprocessing: Preprocessing,
+    *,
+    batch: int = 64,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Callable[[], Batch]]:
+    """The same batches as functions that load them, in any thread; what only one thread may load is loaded already."""
+    if workers or is_torch_dataset(dataset):  # whose code draws from the random generators of the process
+        loaded = evaluation_batches(dataset, preprocessing, batch=batch, workers=workers, rank=rank, world=world)
+        return (partial(identity_collate, each) for each in loaded)
+    batches = BatchDataset(dataset=dataset, augmentation=Augmentation(), preprocessing=preprocessing)
+    indices = list_evaluation_indices(len(dataset), batch, rank, world)
+    return (partial(batches.__getitems__, each) for each in indices)
+
+
+def list_evaluation_indices(count: int, batch: int, rank: int, world: int) -> Iterator[BatchIndices]:
+    indices = np.arange(rank, count, world)
+    chunks = (indices[start : start + batch] for start in range(0, len(indices), batch))
+    return (BatchIndices(0, each, np.zeros_like(each)) for each in chunks)
 
 
 def load_batches_by_indices(

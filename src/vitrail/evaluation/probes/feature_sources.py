@@ -21,6 +21,7 @@ from vitrail.export.torch_modules import ExportedModule
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel, check_reads_images, find_image_model
 from vitrail.opening import Opened
+from vitrail.predict.pipeline import Engine
 
 UNTRAINED_SEED = 0
 MAX_PIXEL_SIDE = 32  # larger images are averaged to at most this, so that raw pixels are at most 3,072 numbers
@@ -37,6 +38,8 @@ class FeatureSource:
     compute: Callable[[Tensor], Tensor]
     digest: str | None  # of everything that the features of an image depend on; None if that is not known
     module: nn.Module | None = None  # moved to the device and put into eval mode
+    opened: Opened | None = None  # the model, if an engine may compute the features
+    engine: Engine | None = None  # which computes them in place of the module
 
 
 def make_model_source(loaded: Opened, name: str, layer: str | int = "last") -> FeatureSource:
@@ -50,6 +53,7 @@ def make_model_source(loaded: Opened, name: str, layer: str | int = "last") -> F
         compute=choose_features(loaded, module, name, layer),
         digest=compute_source_digest(module, loaded.preprocessing, layer),
         module=module,
+        opened=loaded if layer == "last" else None,
     )
 
 
@@ -69,6 +73,7 @@ def make_untrained_source(loaded: Opened, name: str, layer: str | int = "last") 
         compute=choose_features(unlike, fresh, name, layer),
         digest=compute_source_digest(fresh, loaded.preprocessing, layer),
         module=fresh,
+        opened=unlike if layer == "last" else None,
     )
 
 

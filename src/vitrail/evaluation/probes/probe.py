@@ -50,6 +50,7 @@ from vitrail.evaluation.probes.stored_features import (
 from vitrail.models.base.checks import check_count, pair
 from vitrail.models.catalog.preset_costs import shorten_model_names
 from vitrail.opening import Opened, open_model
+from vitrail.predict.engine_selection import EngineOptions
 
 MAE = "mae"  # the task of a run and the layout of a checkpoint
 GivenModel = str | Path | nn.Module | Opened
@@ -80,6 +81,7 @@ def probe(
     device: str | torch.device = "cpu",
     strict: bool = False,
     progress: bool | Callable[[int], object] | None = None,
+    options: EngineOptions | None = None,
 ) -> ProbeResult:
     """Measure how well the frozen features of models classify, next to raw pixels and the untrained model.
 
@@ -87,7 +89,8 @@ def probe(
     validation part is classified; data of a run are split as in its training, other data by `val_share`. `knn` and
     `shots` are by default 10, 20, 100, 200 and 1, 5, 10, 25, as far as there are so many images. With several data
     sets, 1,000 training `examples` of each are used (VTAB-1k), and the last table is the mean. `layer` is a block, by
-    number or "middle"; by default the features are what the head reads. Features are cached on disk.
+    number or "middle"; by default the features are what the head reads. Features are cached on disk. With `options`,
+    those that are not are computed by the fastest engine that they allow.
 
     >>> found = vitrail.probe("vit_fashion", "fashion", shots=[10], examples=500, linear=False)  # print it
     >>> [row.name for row in found.tables[0].rows]
@@ -102,23 +105,25 @@ def probe(
     given_data = [] if data is None else [*data] if isinstance(data, list | tuple) else [data]
     opened = open_probe_data(given_data, loaded, neighbors=knn, shots=shots, examples=examples, val_share=val_share)
     notes += [note for each in opened for note in each.notes]
+    place = resolve_device(str(device), Ranks())
     with ExitStack() as stack:
         store = FeatureStore(
             cache=get_feature_cache_folder(),
             temporary=Path(stack.enter_context(TemporaryDirectory(prefix="vitrail-"))),
             batch=batch,
             workers=workers,
-            device=resolve_device(str(device), Ranks()),
+            device=place,
             strict=strict,
+            options=None if options is None or place.type != "cpu" else options,
         )
         datasets = [part for each in opened for part in (each.bank, each.queries)]
         try:
-            stored = store_features(sources, datasets, store, progress)
+            stored = store_features(sources, datasets, store, progress, notes)
         except OutputError as error:
             if store.cache is None:
                 raise
             notes.append(f"features are not cached: {error}")
-            stored = store_features(sources, datasets, replace(store, cache=None), progress)
+            stored = store_features(sources, datasets, replace(store, cache=None), progress, notes)
         shown = False if callable(progress) else progress
         tables, skipped = list[ProbeTable](), dict[str, None]()
         with track_progress(shown, len(opened) * len(sources), "probing") as advance:

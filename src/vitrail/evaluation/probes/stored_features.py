@@ -6,8 +6,9 @@ They are stored row by row, so that an interrupted command continues where it wa
 import hashlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,19 @@ from vitrail.base.array_file import ArrayFile
 from vitrail.base.errors import CheckpointError, DataError, OutputError, VitrailError
 from vitrail.base.files import get_cache_folder, make_writable_folder
 from vitrail.base.progress import track_progress
-from vitrail.data.batch import wrap_dead_worker_errors
+from vitrail.data.batch import Batch, wrap_dead_worker_errors
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSubset, ImageDataset
 from vitrail.data.images.formats.class_folders import FileDataset
-from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.evaluation.evaluate import temporary_eval_mode
+from vitrail.evaluation.image_pass import compute_batches, run_engine
+from vitrail.evaluation.probes.feature_engines import choose_source_engine
 from vitrail.evaluation.probes.feature_measures import FeatureRows, SelectedRows
 from vitrail.evaluation.probes.feature_sources import FeatureSource
+from vitrail.predict.engine_selection import INEXACT_ENGINES, EngineChoice, EngineOptions
+from vitrail.predict.predictor import DEFAULT_BATCH
 
 CACHE_FOLDER = "features"
 IMAGES_AT_ONCE = 4096  # of arrays
@@ -62,6 +66,7 @@ class FeatureStore:
     workers: int
     device: torch.device
     strict: bool
+    options: EngineOptions | None = None  # how models run; None for torch
 
     def open_file(self, source: FeatureSource, dataset: ImageDataset, data_digest: str | None) -> ArrayFile:
         known = source.digest is not None and data_digest is not None
@@ -92,11 +97,16 @@ def store_features(
     datasets: Sequence[ImageDataset],
     store: FeatureStore,
     progress: bool | Callable[[int], object] | None,
+    notes: list[str] | None = None,
 ) -> dict[tuple[int, int], DatasetFeatures]:
     """The features of each (data set, source); those that are not stored are computed."""
     files, passes = dict[tuple[int, int], ArrayFile](), list[tuple[int, FeaturePass]]()
-    for number, dataset in enumerate(datasets):
-        digest = compute_data_digest(dataset)
+    digests = [compute_data_digest(dataset) for dataset in datasets]
+    if store.options is not None:
+        sources, store = choose_engines(
+            sources, datasets, digests, store, store.options, [] if notes is None else notes
+        )
+    for number, (dataset, digest) in enumerate(zip(datasets, digests, strict=True)):
         by_preprocessing = dict[Preprocessing, list[tuple[FeatureSource, ArrayFile]]]()
         for place, source in enumerate(sources):
             file = files[number, place] = store.open_file(source, dataset, digest)
@@ -114,6 +124,30 @@ def store_features(
             reason = next(iter(unreadable[number].values()), "")
             raise DataError(f"none of {file.count} images can be read, for instance: {reason}")
     return {key: DatasetFeatures(file, unreadable[key[0]]) for key, file in files.items()}
+
+
+def choose_engines(
+    sources: Sequence[FeatureSource],
+    datasets: Sequence[ImageDataset],
+    digests: Sequence[str | None],
+    store: FeatureStore,
+    options: EngineOptions,
+    notes: list[str],
+) -> tuple[list[FeatureSource], FeatureStore]:
+    """The sources on the fastest engines, but for those whose features are stored, and the batch that suits them."""
+    found, known = list[FeatureSource](), dict[str, EngineChoice]()
+    largest = max(datasets, key=len)
+    for source in sources:
+        lacking = any(
+            not store.open_file(source, dataset, digest).valid.all()
+            for dataset, digest in zip(datasets, digests, strict=True)
+        )
+        if lacking or options.fast or options.engine in INEXACT_ENGINES:
+            source, more = choose_source_engine(source, largest, options, known)
+            notes += more
+        found.append(source)
+    batch = options.batch or (DEFAULT_BATCH if known else store.batch)
+    return found, replace(store, batch=batch)
 
 
 def run_pass(work: FeaturePass, store: FeatureStore, advance: Callable[[int], object]) -> dict[int, str]:
@@ -134,19 +168,36 @@ def run_pass(work: FeaturePass, store: FeatureStore, advance: Callable[[int], ob
                 stack.enter_context(temporary_eval_mode(source.module, store.device))
         needed = work.list_images(store.batch)
         dataset = work.dataset if len(needed) == len(work.dataset) else DatasetSubset(work.dataset, needed)
-        for each in evaluation_batches(dataset, work.preprocessing, batch=store.batch, workers=store.workers):
+        streams = [each.engine.streams if each.engine else 1 for each, _ in work.missing]
+        gates = [*map(Semaphore, streams)]
+
+        def compute(each: Batch) -> list[NDArray[np.float32] | None]:
+            readable = needed[each["indices"].numpy()]
+            found: list[NDArray[np.float32] | None] = [None] * len(files)
+            for place, (source, file) in enumerate(work.missing):
+                if not file.valid[readable].all():
+                    with gates[place], torch.inference_mode():
+                        found[place] = compute_checked_features(source, each, store.device)
+            return found
+
+        for each, features in compute_batches(
+            compute,
+            dataset,
+            work.preprocessing,
+            batch=store.batch,
+            workers=store.workers,
+            streams=max(streams) if any(source.engine for source, _ in work.missing) else 0,
+        ):
             indices = needed[first : first + store.batch]
             readable = needed[each["indices"].numpy()]
             first += len(indices)
             if store.strict and each.skipped:
                 raise DataError(each.skipped[0])
             unreadable.update(zip(np.setdiff1d(indices, readable).tolist(), each.skipped, strict=True))  # in one order
-            lacking = [np.flatnonzero(~file.valid[readable]) for file in files]
-            if any(map(len, lacking)):
-                images = normalize(each["images"].to(store.device), work.preprocessing)
-                for (source, file), rows in zip(work.missing, lacking, strict=True):
-                    if len(rows):
-                        file.write(readable[rows], compute_checked_features(source, images).cpu().numpy()[rows])
+            for (_, file), found in zip(work.missing, features, strict=True):
+                rows = np.flatnonzero(~file.valid[readable])
+                if found is not None and len(rows):
+                    file.write(readable[rows], found[rows])
             advance(len(indices))
     return unreadable
 
@@ -163,15 +214,18 @@ def delete_if_disk_is_full(files: Sequence[ArrayFile]) -> Generator[None]:
         raise
 
 
-def compute_checked_features(source: FeatureSource, images: torch.Tensor) -> torch.Tensor:
+def compute_checked_features(source: FeatureSource, batch: Batch, device: torch.device) -> NDArray[np.float32]:
     """The features of a batch (B, D); an error if they have another shape or are not finite."""
-    dtype = torch.float32 if source.module is None else next(source.module.parameters()).dtype
-    found = source.compute(images.to(dtype)).float()
-    if found.ndim != 2 or len(found) != len(images):
+    if source.engine is not None:
+        found = run_engine(source.engine, batch)
+    else:
+        dtype = torch.float32 if source.module is None else next(source.module.parameters()).dtype
+        found = source.compute(normalize(batch["images"].to(device), source.preprocessing).to(dtype)).float()
+    if found.ndim != 2 or len(found) != batch.size:
         raise VitrailError(f"{source.name} returns features of shape {tuple(found.shape)}; expected one row per image")
     if not found.isfinite().all():
         raise VitrailError(f"the features of {source.name} are NaN or infinite; check that its weights are finite")
-    return found
+    return found.cpu().numpy()
 
 
 def get_feature_cache_folder() -> Path | None:
