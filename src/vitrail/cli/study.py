@@ -56,5 +56,7 @@ def study(
         refuse_existing_outputs([out], overwrite=overwrite)
         table.write(out)
     print(json.dumps(table.to_json(), indent=2) if as_json else table)
+    if published is None and not as_json:
+        print("\nvitrail study --published ID prints one.")
     if out is not None:
         print(f"{out}: written")

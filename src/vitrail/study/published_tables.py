@@ -91,7 +91,7 @@ def find_published_table(name: str) -> PublishedTable:
     tables = read_published_tables()
     if name not in tables:
         nearest = find_nearest_name(name, list(tables))
-        hint = f"did you mean {nearest!r}?" if nearest else "`vitrail study --list` shows all"
+        hint = f"did you mean {nearest!r}?" if nearest else "for example deit.table8"
         raise ConfigError(f"{name!r} is not a published table; {hint}")
     return tables[name]
 
@@ -102,5 +102,5 @@ def list_published_tables() -> Table:
     return Table(
         columns=(Column(name="id"), Column(name="source", max_length=40), Column(name="shows", max_length=80)),
         rows=[(each.id, f"{each.arxiv or each.paper}, {each.where}", each.shows) for each in tables],
-        title="Published tables; vitrail study --published ID prints one",
+        title="Published tables and figures",
     )
