@@ -8,8 +8,13 @@ from typing import Any
 import jupytext
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 from support.core_environment import ROOT, link_core_packages, run_in_core_environment
+from support.noisy_weights import add_weight_noise
+from timm.models.mlp_mixer import Affine as TimmAffine
+from timm.models.mlp_mixer import MlpMixer, ResBlock
+from torch import Tensor
 
 import vitrail
 
@@ -47,6 +52,25 @@ def test_demo(tmp_path: Path) -> None:
     assert figure == "figure  runs/demo-2/explained/dress.grad-rollout.png"
     assert report.startswith("report  runs/demo-2/report.html")
     assert (tmp_path / figure.split()[1]).exists()
+
+
+def test_own_family_equals_timm() -> None:
+    """The example is the paper's model: timm's tensors, under other names, give the same output."""
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_blocks": 2, "mlp_ratio": 4.0}
+    parts: dict[str, Any] = {"block_layer": ResBlock, "norm_layer": TimmAffine}
+    theirs = add_weight_noise(MlpMixer(**sizes, **parts, num_classes=5))
+    ours = vitrail.create(
+        f"{EXAMPLES}/own_family.py:resmlp_tiny", image_size=32, patch_size=8, width=24, depth=2, classes=5
+    )
+    names = {"stem.": "patch_embed.", "linear_tokens": "between", "mlp_channels": "within"}
+    renamed = dict[str, Tensor]()
+    for name, tensor in theirs.state_dict().items():
+        ours_name = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], name)
+        renamed[ours_name] = tensor.flatten() if name.endswith(("alpha", "beta")) else tensor
+    ours.load_state_dict(renamed)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert (ours.eval()(images) - theirs(images)).abs().max() <= 1e-5
 
 
 def test_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

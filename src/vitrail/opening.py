@@ -143,7 +143,7 @@ def open_model(
     0.5, with a warning. `labels` are class names, or "imagenet" for those of ImageNet-1k. `device` is the CPU by
     default; a module stays where it is. `threads` is for exported models, by default one per core. `fields` are config
     fields that a checkpoint does not specify, such as heads. `trust_code` names the file of a checkpoint's own family:
-    "mixer.py:mixer_tiny"; no other code is imported.
+    "resmlp.py:resmlp_tiny"; no other code is imported.
 
     >>> opened = vitrail.open_model("vit_fashion")
     >>> opened.labels[0], opened.preprocessing.image_size

@@ -78,8 +78,8 @@ def test_a_new_head_has_the_dtype_of_the_other_weights(tmp_path: Path) -> None:
 
 def test_tensors_that_cannot_be_adapted_are_named(tmp_path: Path) -> None:
     family = load_external_family(EXAMPLE)
-    vitrail.save(vitrail.create(f"{EXAMPLE}:mixer_tiny", image_size=32, depth=1), tmp_path, family=family)
-    with pytest.raises(CheckpointError, match=r"blocks\.0\.between\.fc1\.weight cannot be adapted to shape \(32, 16\)"):
+    vitrail.save(vitrail.create(f"{EXAMPLE}:resmlp_tiny", image_size=32, depth=1), tmp_path, family=family)
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.between\.weight cannot be adapted to shape \(16, 16\)"):
         vitrail.load(tmp_path, family=family, image_size=64)
 
 

@@ -91,7 +91,10 @@ def test_labels_and_preprocessing_are_set(run: Callable[[str], object]) -> None:
         ),
         ("convert nothing.pth out --to vitrail", "nothing.pth does not exist"),
         ("convert weights.pth out --to vitrail --from tim", "unknown layout 'tim'; did you mean 'timm'?"),
-        ("convert weights.pth out --to vitrail --from google", "has no embedding/kernel; expected a ViT of Google"),
+        (
+            "convert weights.pth out --to vitrail --from google",
+            "are not those of a model of the layout google; expected",
+        ),
         ("convert weights.pth out --to vitrail --set heads=5", "width 192 cannot be divided by 5 heads"),
         ("convert weights.pth out --to vitrail --image-size 33", "expected a multiple of 16×16"),
         ("convert weights.pth out --to vitrail --labels none.txt", "--labels none.txt cannot be read"),

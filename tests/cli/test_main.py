@@ -97,7 +97,7 @@ def test_summary(vitrail_: Run) -> None:
 
 
 def test_summary_of_an_external_family(vitrail_: Run) -> None:
-    assert vitrail_("summary", f"{EXAMPLE}:mixer_tiny").out.startswith("Mixer, input 1×3×224×224\n")
+    assert vitrail_("summary", f"{EXAMPLE}:resmlp_tiny").out.startswith("ResMLP, input 1×3×224×224\n")
 
 
 def test_summary_of_a_file(vitrail_: Run, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_summary_refuses_damaged_files_and_invalid_options(vitrail_: Run, tmp_pa
             "vitrail: width is 99999999999; expected at most 1,048,576",
         ),
         (("summary", "ViT-B/16", "--classes", "1.5"), "vitrail: classes is 1.5; expected a whole number"),
-        (("summary", str(EXAMPLE)), f"vitrail: '{EXAMPLE}' has no preset; expected {EXAMPLE}:mixer_tiny or another"),
+        (("summary", str(EXAMPLE)), f"vitrail: '{EXAMPLE}' has no preset; expected {EXAMPLE}:resmlp_tiny or another"),
         (("summary",), "vitrail: summary needs MODEL."),
         (("models", "vitt*"), "vitrail: no model matches 'vitt*'; `vitrail models` lists all names"),
         (("models", "vitt_tiny"), "vitrail: unknown model 'vitt_tiny'; did you mean 'vit_tiny_patch16_224'?"),
@@ -246,9 +246,9 @@ def test_terminal_without_box_characters_is_not_an_error() -> None:
 
 
 def test_external_family_in_the_current_folder() -> None:
-    command = [sys.executable, "-P", "-c", PROGRAM, "summary", "own_family:mixer_tiny"]
+    command = [sys.executable, "-P", "-c", PROGRAM, "summary", "own_family:resmlp_tiny"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLE.parent)
-    assert done.stdout.startswith("Mixer, input 1×3×224×224\n"), done.stderr
+    assert done.stdout.startswith("ResMLP, input 1×3×224×224\n"), done.stderr
 
 
 def test_nothing_else_is_imported_from_the_current_folder(
@@ -256,7 +256,7 @@ def test_nothing_else_is_imported_from_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "of_mine.py").write_text(EXAMPLE.read_text())
-    assert vitrail_("summary", "of_mine:mixer_tiny").code == 0
+    assert vitrail_("summary", "of_mine:resmlp_tiny").code == 0
     assert str(tmp_path) not in sys.path
 
 

@@ -55,12 +55,12 @@ def forget_code(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with mixer.py, which says when it runs, and the run of its model."""
+    """A folder with resmlp.py, which says when it runs, and the run of its model."""
     folder = tmp_path_factory.mktemp("own").resolve()
-    (folder / "mixer.py").write_text(EXAMPLE.read_text() + RAN.format(path=str(folder / "ran")))
+    (folder / "resmlp.py").write_text(EXAMPLE.read_text() + RAN.format(path=str(folder / "ran")))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        words = f"train --model mixer.py:mixer_tiny {SIZES} {SHORT} -o run"
+        words = f"train --model resmlp.py:resmlp_tiny {SIZES} {SHORT} -o run"
         build_app(["train"])(words.split(), exit_on_error=False, print_error=False, result_action="return_value")
     return folder
 
@@ -84,14 +84,14 @@ def check_line(done: Any, *texts: str) -> None:
 def test_every_command_needs_and_takes_trust_code(command: str, vitrail_: Run, folder: Path) -> None:
     written = {**READING, **TRAINING}[command]
     done = vitrail_(*command.split())
-    option = f"--trust-code {folder}/mixer.py:mixer_tiny"
+    option = f"--trust-code {folder}/resmlp.py:resmlp_tiny"
     if command.startswith("summary"):  # which shows what it can without the code
         assert (done.code, not Path("ran").exists()) == (0, True)
         assert option in " ".join(done.out.split())
     else:
         check_line(done, option)
     assert not written or not Path(written).exists()
-    done = vitrail_(*command.split(), "--trust-code", "mixer.py:mixer_tiny")
+    done = vitrail_(*command.split(), "--trust-code", "resmlp.py:resmlp_tiny")
     assert done.code == 0, done.err
     assert not written or Path(written).exists()
     assert TRUSTED.get() == (), "it holds for one command"
@@ -103,10 +103,10 @@ def test_all_commands_that_open_models_have_the_option(vitrail_: Run) -> None:
 
 
 def test_next_steps_and_further_runs(vitrail_: Run, folder: Path) -> None:
-    code = f"--trust-code {folder}/mixer.py:mixer_tiny"
-    done = vitrail_(*f"train --init run {SHORT} -o next --trust-code mixer.py:mixer_tiny".split())
+    code = f"--trust-code {folder}/resmlp.py:resmlp_tiny"
+    done = vitrail_(*f"train --init run {SHORT} -o next --trust-code resmlp.py:resmlp_tiny".split())
     assert f"vitrail eval next {code}, vitrail predict next {code} photo.jpg" in done.out
-    assert f"next/model (0.0 MB) and {folder}/mixer.py: all that others need" in done.out
+    assert f"next/model (0.0 MB) and {folder}/resmlp.py: all that others need" in done.out
     assert json.loads(Path("next/model/config.json").read_text())["code"] == code.split()[1]
     forget_code(folder)
     check_line(vitrail_("train", "--resume", "next", "--epochs", "0.02"), code)
@@ -114,7 +114,7 @@ def test_next_steps_and_further_runs(vitrail_: Run, folder: Path) -> None:
 
 
 def test_exports_run_no_code(vitrail_: Run, folder: Path) -> None:
-    assert vitrail_("export", "run", "export", "--trust-code", "mixer.py:mixer_tiny").code == 0
+    assert vitrail_("export", "run", "export", "--trust-code", "resmlp.py:resmlp_tiny").code == 0
     forget_code(folder)
     assert vitrail_("predict", "export", "example:cat", "--top", "1").code == 0
     assert not Path("ran").exists()
@@ -122,8 +122,18 @@ def test_exports_run_no_code(vitrail_: Run, folder: Path) -> None:
 
 def test_cached_exports_follow_the_code(vitrail_: Run, folder: Path) -> None:
     """The same weights in changed code are another model."""
-    words = ("predict", "run", "example:cat", "--engine", "onnx", "--top", "1", "--trust-code", "changed.py:mixer_tiny")
-    code = (folder / "mixer.py").read_text()
+    words = (
+        "predict",
+        "run",
+        "example:cat",
+        "--engine",
+        "onnx",
+        "--top",
+        "1",
+        "--trust-code",
+        "changed.py:resmlp_tiny",
+    )
+    code = (folder / "resmlp.py").read_text()
     results = list[str]()
     for text in (code, code.replace("tokens.mean(1)", "-tokens.mean(1)")):
         (folder / "changed.py").write_text(text)
@@ -133,13 +143,13 @@ def test_cached_exports_follow_the_code(vitrail_: Run, folder: Path) -> None:
 
 
 def test_python(folder: Path) -> None:
-    code = f"{folder}/mixer.py:mixer_tiny"
+    code = f"{folder}/resmlp.py:resmlp_tiny"
     for open_it in (vitrail.open_model, vitrail.load, vitrail.Predictor, vitrail.Explainer):
         name = "run/model" if open_it is vitrail.load else "run"
         with pytest.raises(VitrailError, match=f"add `trust_code` {code}$"):
             open_it(name)
         assert not Path("ran").exists()
-        opened: Any = open_it(name, trust_code="mixer.py:mixer_tiny")
+        opened: Any = open_it(name, trust_code="resmlp.py:resmlp_tiny")
         assert Path("ran").exists()
         with pytest.raises(VitrailError, match="trust_code"):
             open_it(name)
@@ -160,27 +170,27 @@ def edit_config(folder: Path, **changes: Any) -> None:
 def theirs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model folder from somebody else, and code of theirs, which must never run."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(folder / "mixer.py", tmp_path / "mixer.py")
+    shutil.copy(folder / "resmlp.py", tmp_path / "resmlp.py")
     evil = EXAMPLE.read_text() + RAN.format(path=str(tmp_path / "ran"))
     (tmp_path / "evil.py").write_text(evil)
     return shutil.copytree(folder / "run" / "model", tmp_path / "theirs")
 
 
-NAMES = ("os:path", "evil:mixer_tiny", "evil.py:mixer_tiny", "/dev/zero.py:x", "a b.py:$(touch ran)", "x.py:--device")
+NAMES = ("os:path", "evil:resmlp_tiny", "evil.py:resmlp_tiny", "/dev/zero.py:x", "a b.py:$(touch ran)", "x.py:--device")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_in_a_file_are_only_shown(name: str, theirs: Path, vitrail_: Run) -> None:
     edit_config(theirs, code=name)
     check_line(vitrail_("predict", "theirs", "example:cat"), "--trust-code ", name)
-    done = vitrail_("predict", "theirs", "example:cat", "--trust-code", "mixer.py:mixer_tiny")
+    done = vitrail_("predict", "theirs", "example:cat", "--trust-code", "resmlp.py:resmlp_tiny")
     assert (done.code, Path("ran").exists()) == (0, False), "what the user names is used, not what the file names"
 
 
-@pytest.mark.parametrize("name", ["x.py:a\nb", "\x1b[2J.py:a", "\u202e.py:a", "vit", "", 5, ["mixer.py:mixer_tiny"]])
+@pytest.mark.parametrize("name", ["x.py:a\nb", "\x1b[2J.py:a", "\u202e.py:a", "vit", "", 5, ["resmlp.py:resmlp_tiny"]])
 def test_malformed_names_are_refused(name: Any, theirs: Path, vitrail_: Run) -> None:
     edit_config(theirs, code=name)
-    done = vitrail_("predict", "theirs", "example:cat", "--trust-code", "mixer.py:mixer_tiny")
+    done = vitrail_("predict", "theirs", "example:cat", "--trust-code", "resmlp.py:resmlp_tiny")
     check_line(done, "config.json: code is ", "expected FILE.py:NAME or MODULE:NAME")
 
 
@@ -193,20 +203,20 @@ def test_a_file_with_code_is_not_opened_as_a_family_of_the_package(
     check_line(vitrail_("predict", "vit", "example:cat"), "--trust-code os:path")
 
 
-OTHER = EXAMPLE.read_text().replace('name="mixer"', 'name="other"')
+OTHER = EXAMPLE.read_text().replace('name="resmlp"', 'name="other"')
 CHANGED = {
-    "other.py:mixer_tiny": (
+    "other.py:resmlp_tiny": (
         OTHER,
-        "of the family 'mixer', but --trust-code is other.py:mixer_tiny of the family other",
+        "of the family 'resmlp', but --trust-code is other.py:resmlp_tiny of the family other",
     ),
-    "mixer.py:mixer_tinny": (EXAMPLE.read_text(), "did you mean 'mixer_tiny'?"),
+    "resmlp.py:resmlp_tinny": (EXAMPLE.read_text(), "did you mean 'resmlp_tiny'?"),
     "os:path": ("", "'os' has no FAMILY"),
-    "gone.py:mixer_tiny": (None, "cannot import the family 'gone.py': FileNotFoundError"),
-    "broken.py:mixer_tiny": ("raise KeyError('x')", "cannot import the family 'broken.py': KeyError"),
-    "empty.py:mixer_tiny": ("", "'empty.py' has no FAMILY"),
-    "renamed.py:mixer_tiny": (EXAMPLE.read_text().replace("depth", "blocks_"), "unknown mixer field 'depth'"),
-    "wider.py:mixer_tiny": (EXAMPLE.read_text().replace("4 * width", "3 * width"), "does not fit its config"),
-    "mixer.py": (None, "--trust-code mixer.py; expected FILE.py:NAME or MODULE:NAME"),
+    "gone.py:resmlp_tiny": (None, "cannot import the family 'gone.py': FileNotFoundError"),
+    "broken.py:resmlp_tiny": ("raise KeyError('x')", "cannot import the family 'broken.py': KeyError"),
+    "empty.py:resmlp_tiny": ("", "'empty.py' has no FAMILY"),
+    "renamed.py:resmlp_tiny": (EXAMPLE.read_text().replace("depth", "blocks_"), "unknown resmlp field 'depth'"),
+    "wider.py:resmlp_tiny": (EXAMPLE.read_text().replace("4 * width", "3 * width"), "does not fit its config"),
+    "resmlp.py": (None, "--trust-code resmlp.py; expected FILE.py:NAME or MODULE:NAME"),
 }
 
 
@@ -221,16 +231,18 @@ def test_other_and_changed_files_are_one_line(name: str, theirs: Path, vitrail_:
 
 def test_moved_files_and_folders_of_earlier_versions(theirs: Path, vitrail_: Run) -> None:
     Path("elsewhere").mkdir()
-    shutil.move("mixer.py", "elsewhere/renamed.py")
-    code = "elsewhere/renamed.py:mixer_small"  # any preset of the family
+    shutil.move("resmlp.py", "elsewhere/renamed.py")
+    code = "elsewhere/renamed.py:resmlp_small"  # any preset of the family
     assert vitrail_("predict", "theirs", "example:cat", "--trust-code", code).code == 0
     edit_config(theirs, code=None)
-    check_line(vitrail_("predict", "theirs", "example:cat"), "unknown family 'mixer'", "--trust-code FILE.py:NAME")
+    check_line(vitrail_("predict", "theirs", "example:cat"), "unknown family 'resmlp'", "--trust-code FILE.py:NAME")
     assert vitrail_("predict", "theirs", "example:cat", "--trust-code", code).code == 0
-    other = ("--trust-code", "evil.py:mixer_tiny", "--trust-code", code)
+    other = ("--trust-code", "evil.py:resmlp_tiny", "--trust-code", code)
     Path("evil.py").write_text(OTHER)
     assert vitrail_("compare", "theirs", "--data", "fashion", *other).code == 0, "each model finds its family"
 
 
 def test_a_preset_has_no_weights(theirs: Path, vitrail_: Run) -> None:
-    check_line(vitrail_("predict", "mixer.py:mixer_tiny", "example:cat"), "has no weights", "--model mixer.py:mixer")
+    check_line(
+        vitrail_("predict", "resmlp.py:resmlp_tiny", "example:cat"), "has no weights", "--model resmlp.py:resmlp"
+    )

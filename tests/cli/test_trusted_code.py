@@ -49,8 +49,8 @@ def write_plan(folder: Path, **changes: Any) -> None:
     (folder / "run.json").write_text(json.dumps(add_checksum({"request": request, "steps": 4})))
 
 
-NAMES = ("own.py:mixer_tiny", "./own.py:mixer_tiny", " own.py:mixer_tiny", "linked.py:mixer_tiny", "own.py")
-MODULES = ("own_module:mixer_tiny", "OWN_MODULE:mixer_tiny", "own_module.:x", ":mixer_tiny", "own.py:a:mixer_tiny")
+NAMES = ("own.py:resmlp_tiny", "./own.py:resmlp_tiny", " own.py:resmlp_tiny", "linked.py:resmlp_tiny", "own.py")
+MODULES = ("own_module:resmlp_tiny", "OWN_MODULE:resmlp_tiny", "own_module.:x", ":resmlp_tiny", "own.py:a:resmlp_tiny")
 
 
 @pytest.mark.parametrize("name", [*NAMES, *MODULES])
@@ -78,31 +78,34 @@ def test_code_named_only_in_a_recipe_is_not_executed(name: str, command: str) ->
 
 
 def test_code_named_by_the_user_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
-    vitrail_(f"train --data photos --model own.py:mixer_tiny {SMALL} -o run")
-    code = f"{Path('own.py').resolve()}:mixer_tiny"
+    vitrail_(f"train --data photos --model own.py:resmlp_tiny {SMALL} -o run")
+    code = f"{Path('own.py').resolve()}:resmlp_tiny"
     assert f"vitrail eval run --trust-code {code}, vitrail predict run --trust-code {code}" in capsys.readouterr().out
     recorded = json.loads(Path("run/run.json").read_text())["request"]["recipe"]["model"]
     assert recorded == code, "so that it can be resumed from anywhere"
     assert has_run()
     shutil.rmtree("run/model")
     for words, message in (
-        ("", "trust.code.? .*own.py:mixer_tiny$"),
-        ("--trust-code own.py:other", "expected one that ends in :mixer_tiny"),
-        ("--trust-code own.py:mixer_tiny --trust-code linked.py:mixer_tiny", "expected one that ends in :mixer_tiny"),
-        ("--trust-code own.py:mixer_tiny --trust-code timm:hf-hub:a/b", "timm:hf-hub:a/b is not named in run"),
+        ("", "trust.code.? .*own.py:resmlp_tiny$"),
+        ("--trust-code own.py:other", "expected one that ends in :resmlp_tiny"),
+        (
+            "--trust-code own.py:resmlp_tiny --trust-code linked.py:resmlp_tiny",
+            "expected one that ends in :resmlp_tiny",
+        ),
+        ("--trust-code own.py:resmlp_tiny --trust-code timm:hf-hub:a/b", "timm:hf-hub:a/b is not named in run"),
     ):
         with pytest.raises(VitrailError, match=message):
             vitrail_(f"train --resume run {words}")
     shutil.copy("own.py", "moved.py")
     Path("own.py").write_text("raise SystemError('the file that run.json names')")
-    vitrail_("train --resume run --trust-code moved.py:mixer_tiny")
+    vitrail_("train --resume run --trust-code moved.py:resmlp_tiny")
     assert Path("run/model/config.json").exists()
     assert has_run()
 
 
 def test_unneeded_trust_code_is_refused() -> None:
-    with pytest.raises(VitrailError, match=r"trust.code.? own\.py:mixer_tiny is not named in the recipe scratch"):
-        vitrail_(f"train --data photos --model ViT-Ti/16 --trust-code own.py:mixer_tiny {SMALL} -o run")
+    with pytest.raises(VitrailError, match=r"trust.code.? own\.py:resmlp_tiny is not named in the recipe scratch"):
+        vitrail_(f"train --data photos --model ViT-Ti/16 --trust-code own.py:resmlp_tiny {SMALL} -o run")
     assert not has_run()
 
 
@@ -118,15 +121,15 @@ def test_recorded_timm_teacher_must_be_in_timms_registry(name: str, monkeypatch:
 
 
 def test_file_cannot_declare_itself_trusted() -> None:
-    write_plan(Path("theirs"), model="own.py:mixer_tiny", trusted="own.py:mixer_tiny")
+    write_plan(Path("theirs"), model="own.py:resmlp_tiny", trusted="own.py:resmlp_tiny")
     with pytest.raises(VitrailError, match=r"trust.code.?"):
         vitrail_("train --resume theirs")
     assert not has_run()
 
 
 def test_names_import_nothing_by_default() -> None:
-    with pytest.raises(VitrailError, match=r"trust.code.? own_module:mixer_tiny"):
-        find_preset("own_module:mixer_tiny")
+    with pytest.raises(VitrailError, match=r"trust.code.? own_module:resmlp_tiny"):
+        find_preset("own_module:resmlp_tiny")
     assert not has_run()
 
 
@@ -134,5 +137,5 @@ def test_external_module_does_not_import_other_files_of_the_current_folder() -> 
     Path("own_other.py").write_text("import own_sibling\n" + EXAMPLE.read_text())
     Path("own_sibling.py").write_text(RAN.format(path="ran"))
     with pytest.raises(VitrailError, match="No module named 'own_sibling'"):
-        vitrail_("summary own_other:mixer_tiny")
+        vitrail_("summary own_other:resmlp_tiny")
     assert not has_run()

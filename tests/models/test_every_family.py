@@ -27,6 +27,7 @@ def test_export_with_any_batch(case: str, tmp_path: Path) -> None:
 
 ONE_SIZE = {
     "cvt": "CvT cannot be exported for all sizes: its grids are rounded up",
+    "efficientnet, TensorFlow": "EfficientNet cannot be exported for all sizes: its padding depends on the size",
     "levit": "LeViT cannot be exported for all sizes: its grids are rounded up",
     "mobilevit": "MobileViT cannot be exported for all sizes: its grids are rounded up",
     "pvt_v2": "PVTv2 cannot be exported for all sizes: its grids are rounded up",
@@ -40,12 +41,12 @@ ONE_SIZE = {
 }
 
 
-@pytest.mark.parametrize("family", ONE_SIZE)
-def test_export_for_all_sizes_is_refused(family: str, tmp_path: Path) -> None:
-    model = build_case(family)
-    model = model if model.sizes.dynamic else build_case(family, dynamic=True)
+@pytest.mark.parametrize("case", ONE_SIZE)
+def test_export_for_all_sizes_is_refused(case: str, tmp_path: Path) -> None:
+    model = build_case(case)
+    model = model if model.sizes.dynamic else build_case(case, dynamic=True)
     how = vitrail.Preprocessing(image_size=model.config.image_size)
-    with pytest.raises(ConfigError, match=ONE_SIZE[family]):
+    with pytest.raises(ConfigError, match=ONE_SIZE[case]):
         vitrail.export_model(model, tmp_path / "shipped", preprocessing=how, dynamic=True)
 
 
@@ -175,6 +176,10 @@ def test_a_layout_without_names_for_a_family_is_refused(family: str, tmp_path: P
 
 Invalid = dict[str, list[tuple[dict[str, Any], str]]]  # by family: fields, and the error
 OF_DEFAULTS: Invalid = {  # in place of the defaults
+    "bit": [
+        ({"width": 48}, r"width is 48; expected a multiple of 32, the groups of a norm"),
+        ({"stages": ()}, r"stages is \(\); expected at least one number"),
+    ],
     "cait": [
         ({"heads": 5}, "cannot be divided by 5 heads"),
         ({"image_size": (230, 224)}, r"230×224 pixels; expected a multiple of 16×16.* to 224×224"),
@@ -199,6 +204,12 @@ OF_DEFAULTS: Invalid = {  # in place of the defaults
         ({"heads": (3, 3, 3)}, r"width 64 cannot be divided by 3 heads"),
         ({"activation": "relu"}, r"activation 'relu'"),
     ],
+    "efficientnet": [
+        ({"kernels": (3, 5)}, r"kernels is \(3, 5\) for 7 stages; expected 7 numbers"),
+        ({"kernels": (3, 3, 4, 3, 3, 3, 3)}, r"a kernel of 4; expected odd numbers"),
+        ({"strides": (1, 2, 4, 1, 1, 1, 1)}, r"a stride of 4; expected 1 or 2"),
+        ({"stem_width": 30}, r"a width of 30 channels; expected a multiple of 4"),
+    ],
     "eva": [
         ({"mlp_norm": True}, r"mlp_norm with activation 'gelu'; expected activation='swiglu'"),
         ({"width": 12, "heads": 2}, r"width 12; expected a multiple of 8 for rotary positions"),
@@ -217,6 +228,9 @@ OF_DEFAULTS: Invalid = {  # in place of the defaults
             r"384×384 pixels, 12×12 tokens .* window of 7; .* example 448×448 pixels, or",
         ),
         ({"heads": (2,)}, r"heads is \(.*\) for 4 stages; expected 4 numbers"),
+    ],
+    "mixer": [
+        ({"image_size": (230, 224)}, r"230×224 pixels; expected a multiple of 16×16.* to 224×224"),
     ],
     "nest": [
         ({"image_size": (232, 224)}, r"232×224 pixels; expected a multiple of 16×16.* to 224×224"),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.noisy_weights import add_weight_noise
 
 from vitrail.base.errors import ConfigError
-from vitrail.models.hybrid import Hybrid, HybridConfig, StdConv2d
-from vitrail.models.parts.convolutions import pad_same
+from vitrail.models.hybrid import Hybrid, HybridConfig
+from vitrail.models.parts.convolutions import StdConv2d, pad_same
 
 TOY = HybridConfig(image_size=(32, 64), stages=(1, 1), width=16, depth=2, heads=2, classes=5)
 

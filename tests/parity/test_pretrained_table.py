@@ -90,6 +90,7 @@ SMALLEST = {  # one row per family and kind of head, which are quick to build
     *("beit_base_patch16_384.in22k_ft_in22k_in1k", "beitv2_base_patch16_224.in1k_ft_in22k"),
     *("vit_small_patch16_dinov3.lvd1689m", "vit_tiny_patch16_dinov3_qkvb.eupe_lvd1689m"),
     *("eva02_tiny_patch14_224.mim_in22k", "eva02_base_patch14_448.mim_in22k_ft_in1k"),
+    *("tf_efficientnet_b0.ap_in1k", "resnetv2_50x1_bit.goog_distilled_in1k", "mixer_b16_224.miil_in21k_ft_in1k"),
     *("vit_base_patch32_siglip_256.v2_webli", "vit_base_patch16_siglip_gap_224.webli"),
 }
 

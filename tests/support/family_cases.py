@@ -144,6 +144,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "convnext": ("convnext", {"stages": (1, 2), "widths": (16, 24), "layer_scale": 0.5}),
     "regnety": ("regnety", {"stages": (1, 2), "widths": (16, 24), "group_width": 8}),
+    "efficientnet": (
+        "efficientnet",
+        {
+            "stages": (1, 2),
+            "widths": (8, 16),
+            "kernels": (3, 5),
+            "strides": (1, 2),
+            "stem_width": 8,
+            "head_width": 32,
+            "expansion": 2,
+        },
+    ),
+    "efficientnet, TensorFlow": (
+        "efficientnet",
+        {
+            "stages": (1, 1),
+            "widths": (8, 8),
+            "kernels": (3, 3),
+            "strides": (2, 1),
+            "stem_width": 8,
+            "head_width": 32,
+            "padding": "same",
+            "norm_eps": 1e-3,
+        },
+    ),
+    "bit": ("bit", {"stages": (1, 2), "width": 32}),
+    "bit, Google": ("bit", {"stages": (1, 1), "width": 32, "constants": "google"}),
+    "mixer": ("mixer", {"patch_size": (8, 16), "width": 16, "depth": 2}),
 }
 
 

@@ -36,12 +36,14 @@ def read_reference(shared: Callable[[str], Path], name: str) -> Reference:
 def make_tensor(name: str, shape: tuple[int, ...]) -> Tensor:
     """The weights of a tensor by the first rule that its name fits."""
     z = np.random.RandomState(zlib.crc32(name.encode()) & 0x7FFFFFFF).standard_normal(shape)
-    if name.endswith("running_var"):
+    if name.endswith(("running_var", "moving_variance")):
         z = 0.5 + np.abs(z)
-    elif name.endswith("/kernel"):  # Flax
+    elif name.endswith("/depthwise_kernel"):  # TensorFlow
+        z = z / sqrt(prod(shape[:2]))
+    elif name.endswith("/kernel"):  # Flax, TensorFlow
         z = z / sqrt(shape[0] if name.split("/")[-2] in ("query", "key", "value") else prod(shape[:-1]))
     elif name.endswith("weight") and len(shape) > 1 and shape[0] > 1:
         z = z / sqrt(prod(shape[1:]))
     else:
-        z = 1 + 0.2 * z if name.endswith(("weight", "/scale")) else 0.2 * z
+        z = 1 + 0.2 * z if name.endswith(("weight", "/scale", "/gamma")) else 0.2 * z
     return torch.from_numpy(np.asarray(z)).float()

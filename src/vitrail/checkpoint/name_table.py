@@ -10,10 +10,10 @@ from torch import Tensor
 from vitrail.base.errors import CheckpointError
 from vitrail.models.base.checkpoint_side import NameEntry
 
-PLACEHOLDER = re.compile("([#%~=*+])")
+PLACEHOLDER = re.compile("([#%@~=*+])")
 NUMBER = r"(\d{1,6})"
 PARTS = {"*": "(weight|bias)", "+": "(weight|bias|running_mean|running_var|num_batches_tracked)"}
-NUMBER_SHIFTS = {"%": 1, "~": -1}  # from our number to theirs
+NUMBER_SHIFTS = {"%": 1, "@": 1, "~": -1}  # from our number to theirs
 
 
 @cache
@@ -46,7 +46,9 @@ def shift_numbers(name: str, values: Iterable[str], sign: int) -> tuple[str, ...
     """Convert numbers that the layout and we count from different starts: to theirs with sign 1, to ours with -1."""
     placeholders = [each for each in PLACEHOLDER.findall(name) if each != "="]
     pairs = [(NUMBER_SHIFTS.get(each), value) for each, value in zip(placeholders, values, strict=True)]
-    return tuple(value if shift is None else str(int(value) + sign * shift) for shift, value in pairs)
+    shifted = tuple(value if shift is None else str(int(value) + sign * shift) for shift, value in pairs)
+    two_digits = [sign > 0 and each == "@" for each in placeholders]
+    return tuple(value.zfill(2) if padded else value for padded, value in zip(two_digits, shifted, strict=True))
 
 
 def convert_to_our_tensors(

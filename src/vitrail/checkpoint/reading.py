@@ -101,7 +101,7 @@ def load(
     classes, the head is new and zero. `source` overrides layout detection. Fields that the file does not specify, such
     as heads, can be passed too; trained_size=(32, 128) gives the grid of its positions. `dtype` casts the weights; by
     default they keep their dtype, and mixed dtypes are cast to the widest. No code that a file names is run: for a
-    family from outside the package pass `trust_code`, such as "mixer.py:mixer_tiny", or its `family`.
+    family from outside the package pass `trust_code`, such as "resmlp.py:resmlp_tiny", or its `family`.
 
     >>> model = vitrail.load("vit_fashion", classes=3)
     >>> model.config.classes

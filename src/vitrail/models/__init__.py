@@ -6,5 +6,6 @@ FAMILIES = (
     *("convnext", "sl_vit", "parallel_vit", "deepvit", "crossvit", "patch_merger", "memory_vit", "beit", "eva"),
     *("pit", "swin", "twins", "pvt_v2", "levit", "cvt", "mobilevit", "maxvit", "nest"),  # at several levels
     *("crossformer", "regionvit", "scalablevit", "sepvit"),
+    *("efficientnet", "bit", "mixer"),  # what the papers compare with
     *TEXT_FAMILIES,
 )

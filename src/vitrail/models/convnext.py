@@ -209,7 +209,6 @@ def make_hf_card(config: side.ConfigFields) -> dict[str, Any]:
 
 
 AS_MATRIX = side.TensorTransform(lambda parts: parts[0].flatten(1), side.IDENTITY.to_theirs)  # may be a 1×1 convolution
-AS_CONVOLUTION = side.TensorTransform(AS_MATRIX.to_ours, lambda tensor, _: [tensor[..., None, None]])
 AS_MAP = side.TensorTransform(lambda parts: parts[0].flatten(), lambda tensor, _: [tensor[:, None, None]])
 
 
@@ -286,7 +285,7 @@ def make_timm_source(
 
 
 SOURCES = (
-    make_timm_source(make_timm_table(AS_CONVOLUTION), accepts=has_convolutions_for_mlps),
+    make_timm_source(make_timm_table(side.MATRIX_AS_CONVOLUTION), accepts=has_convolutions_for_mlps),
     make_timm_source(
         make_timm_table(AS_MATRIX),
         *("stem.0.weight", "stages.0.blocks.0.conv_dw.weight", "stages.0.blocks.0.mlp.fc1.weight"),

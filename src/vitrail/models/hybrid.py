@@ -19,7 +19,7 @@ from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers, lecun_normal_
 from vitrail.models.names import encoder_names
 from vitrail.models.names.flax_names import make_resnet_table
-from vitrail.models.parts.convolutions import MaxPoolSame, pad_same
+from vitrail.models.parts.convolutions import MaxPoolSame, StdConv2d
 from vitrail.models.parts.encoder import DropRates, PatchEncoder, make_encoder_blocks, make_head, zero_head
 
 Constants = Literal["timm", "google"]  # of GELU (exact or tanh), group norms and weight standardization
@@ -113,7 +113,7 @@ def group_norm(width: int, constants: Constants) -> nn.GroupNorm:
 def make_resnet_stem(channels: int, constants: Constants) -> nn.Sequential:
     """A quarter of the resolution in two strides: (B, C, H, W) → (B, 64, H/4, W/4)."""
     layers = OrderedDict[str, nn.Module]()
-    layers["conv"] = StdConv2d(channels, get_stage_channels(0), 7, 2, constants)
+    layers["conv"] = make_convolution(channels, get_stage_channels(0), 7, 2, constants)
     layers["norm"] = group_norm(get_stage_channels(0), constants)
     layers["act"] = nn.ReLU()
     layers["pool"] = MaxPoolSame()
@@ -152,9 +152,9 @@ class HybridBottleneck(nn.Module):
         super().__init__()
         inner, same = out_width // 4, width == out_width and stride == 1
         self.downsample = nn.Identity() if same else HybridShortcut(width, out_width, stride, constants)
-        self.conv1, self.norm1 = StdConv2d(width, inner, 1, 1, constants), group_norm(inner, constants)
-        self.conv2, self.norm2 = StdConv2d(inner, inner, 3, stride, constants), group_norm(inner, constants)
-        self.conv3, self.norm3 = StdConv2d(inner, out_width, 1, 1, constants), group_norm(out_width, constants)
+        self.conv1, self.norm1 = make_convolution(width, inner, 1, 1, constants), group_norm(inner, constants)
+        self.conv2, self.norm2 = make_convolution(inner, inner, 3, stride, constants), group_norm(inner, constants)
+        self.conv3, self.norm3 = make_convolution(inner, out_width, 1, 1, constants), group_norm(out_width, constants)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -165,26 +165,20 @@ class HybridBottleneck(nn.Module):
 class HybridShortcut(nn.Module):
     def __init__(self, width: int, out_width: int, stride: int, constants: Constants) -> None:
         super().__init__()
-        self.conv, self.norm = StdConv2d(width, out_width, 1, stride, constants), group_norm(out_width, constants)
+        self.conv, self.norm = (
+            make_convolution(width, out_width, 1, stride, constants),
+            group_norm(out_width, constants),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
 
 
-class StdConv2d(nn.Module):
-    """A convolution whose filters are standardized to mean 0 and deviation 1; no bias, TensorFlow's padding."""
-
-    def __init__(self, width: int, out_width: int, kernel: int, stride: int = 1, constants: Constants = "timm") -> None:
-        super().__init__()
-        self.kernel, self.stride, self.constants = kernel, stride, constants
-        self.weight = nn.Parameter(torch.zeros(out_width, width, kernel, kernel))
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.float()  # 1e-8 and small variances underflow in half precision
-        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), keepdim=True, correction=0)
-        inverse = 1 / (variance.sqrt() + 1e-5) if self.constants == "google" else torch.rsqrt(variance + 1e-8)
-        weight = (weight - mean) * inverse
-        return F.conv2d(pad_same(x, self.kernel, self.stride), weight.to(x.dtype), stride=self.stride)
+def make_convolution(
+    width: int, out_width: int, kernel: int, stride: int = 1, constants: Constants = "timm"
+) -> StdConv2d:
+    google = constants == "google"
+    return StdConv2d(width, out_width, kernel, stride, eps=1e-5 if google else 1e-8, eps_in_root=not google)
 
 
 R26, R50 = (2, 2, 2, 2), (3, 4, 6, 3)
@@ -199,8 +193,12 @@ PRESETS = Presets(
         "vit_small_r26_s32_224": SMALL,
         "vit_small_r26_s32_384": replace(SMALL, image_size=384),
         "vit_base_r26_s32_224": replace(BASE, stages=R26),
+        "vit_base_r50_s32_224": replace(BASE, stages=R50),
+        "vit_base_r50_s32_384": replace(BASE, stages=R50, image_size=384),
         "vit_base_r50_s16_224": BASE,
         "vit_base_r50_s16_384": replace(BASE, image_size=384),
+        "vit_large_r50_s16_224": replace(LARGE, stages=BASE.stages),
+        "vit_large_r50_s16_384": replace(LARGE, stages=BASE.stages, image_size=384),
         "vit_large_r50_s32_224": LARGE,
         "vit_large_r50_s32_384": replace(LARGE, image_size=384),
     }
@@ -211,8 +209,12 @@ ALIASES = {
     "R26+ViT-S/32": "vit_small_r26_s32_224",
     "R26+ViT-S/32@384": "vit_small_r26_s32_384",
     "R26+ViT-B/32": "vit_base_r26_s32_224",
+    "R50+ViT-B/32": "vit_base_r50_s32_224",
+    "R50+ViT-B/32@384": "vit_base_r50_s32_384",
     "R50+ViT-B/16": "vit_base_r50_s16_224",
     "R50+ViT-B/16@384": "vit_base_r50_s16_384",
+    "R50+ViT-L/16": "vit_large_r50_s16_224",
+    "R50+ViT-L/16@384": "vit_large_r50_s16_384",
     "R50+ViT-L/32": "vit_large_r50_s32_224",
     "R50+ViT-L/32@384": "vit_large_r50_s32_384",
 }

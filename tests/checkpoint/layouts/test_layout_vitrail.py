@@ -77,18 +77,18 @@ def test_dtypes_are_kept(tmp_path: Path) -> None:
 
 def test_an_external_family_must_be_trusted_or_passed(tmp_path: Path) -> None:
     family = load_external_family(EXAMPLE)
-    model = vitrail.create(f"{EXAMPLE}:mixer_tiny", image_size=32, depth=1, classes=2)
+    model = vitrail.create(f"{EXAMPLE}:resmlp_tiny", image_size=32, depth=1, classes=2)
     vitrail.save(model, tmp_path)
-    code = f"{EXAMPLE}:mixer_tiny"
+    code = f"{EXAMPLE}:resmlp_tiny"
     assert vitrail.describe(tmp_path).code == code, "its family is known by its module"
     with pytest.raises(UntrustedCodeError, match=rf"add `trust_code` {code}$"):
         vitrail.load(tmp_path)
     assert vitrail.load(tmp_path, trust_code=code).config == model.config
     model.config = replace(model.config, width=384)
-    assert describe_code(family, model.config) == f"{EXAMPLE}:mixer_small", "the nearest preset"
+    assert describe_code(family, model.config) == f"{EXAMPLE}:resmlp_small", "the nearest preset"
     model.config = replace(model.config, width=192)
     edit_config(tmp_path, code=None)
-    with pytest.raises(CheckpointError, match=r"unknown family 'mixer'; .*needs `trust_code` FILE.py:NAME"):
+    with pytest.raises(CheckpointError, match=r"unknown family 'resmlp'; .*needs `trust_code` FILE.py:NAME"):
         vitrail.load(tmp_path)
     assert vitrail.load(tmp_path, trust_code=code).config == model.config, "a folder of an earlier version"
     assert vitrail.load(tmp_path, family=family).config == model.config

@@ -132,7 +132,7 @@ def test_invalid_options(options: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def mixer() -> Any:
+def resmlp() -> Any:
     """The family of the example, which has patches but no attention."""
     path = Path(__file__).parents[3] / "examples" / "own_family.py"
     spec = importlib.util.spec_from_file_location("own_family_without_attention", path)
@@ -140,7 +140,7 @@ def mixer() -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Mixer(module.MixerConfig(image_size=32, width=16, depth=1))
+    return module.ResMLP(module.ResMLPConfig(image_size=32, width=16, depth=1))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_models_without_attention(make: Callable[[], nn.Module], name: str) -> N
 
 
 def test_tokens_without_attention_have_norms() -> None:
-    explainer = Explainer(mixer(), preprocessing=Preprocessing())
+    explainer = Explainer(resmlp(), preprocessing=Preprocessing())
     assert explainer.default_method == "norms"
     _, maps = explainer.compute_maps(
         random_image_batch(2, (32, 32)), explainer.resolve_options(ExplainOptions(method="norms"))

@@ -76,7 +76,7 @@ SMALL: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "image_size": 32}
         ("cct_2_3x2_32", {"neighbors": True, **SMALL}, "patch_embed.layers.0.weight", (64, 3, 3, 3)),
         ("ResNet-20", {"stages": (1, 1)}, "conv1.weight", (16, 3, 3, 3)),
         ("RegNetY-4GF", {"stages": (1, 1, 1, 1), "channels": 1}, "stem.conv.weight", (32, 1, 3, 3)),
-        (f"{EXAMPLE}:mixer_tiny", {"depth": 1}, "patch_embed.proj.weight", (192, 3, 16, 16)),
+        (f"{EXAMPLE}:resmlp_tiny", {"depth": 1}, "patch_embed.proj.weight", (192, 3, 16, 16)),
     ],
 )
 def test_the_first_filters_of_every_family(

@@ -106,7 +106,7 @@ def test_no_table_without_added_positions(positions: str) -> None:
     [
         ("ResNet-20", {"stages": (1, 1)}),
         ("RegNetY-4GF", {"stages": (1, 1, 1, 1)}),
-        (f"{EXAMPLE}:mixer_tiny", {"depth": 1}),
+        (f"{EXAMPLE}:resmlp_tiny", {"depth": 1}),
     ],
 )
 def test_no_table_in_convnets_and_mixers(name: str, fields: dict[str, Any]) -> None:

@@ -80,10 +80,10 @@ def test_list_models() -> None:
         ),
         ("missing.py:tiny", r"cannot import the family 'missing\.py': FileNotFoundError"),
         ("json:tiny", r"'json' has no FAMILY; expected FAMILY = vitrail\.models\.base\.family\.Family"),
-        (f"{EXAMPLE}:mixer_tinny", r"unknown model 'mixer_tinny'; did you mean 'mixer_tiny'\?"),
+        (f"{EXAMPLE}:resmlp_tinny", r"unknown model 'resmlp_tinny'; did you mean 'resmlp_tiny'\?"),
         (
             f"{EXAMPLE}",
-            r"own_family.py' has no preset; expected .*own_family\.py:mixer_tiny or another of its presets",
+            r"own_family.py' has no preset; expected .*own_family\.py:resmlp_tiny or another of its presets",
         ),
         (None, r"the model name is None; expected a string"),
     ],
@@ -112,10 +112,10 @@ def test_unknown_fields() -> None:
 
 
 def test_external_family_by_file_and_by_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_file = vitrail.create(f"{EXAMPLE}:mixer_tiny", classes=3, depth=1)
-    assert type(vitrail.create(f"{EXAMPLE}:mixer_tiny", depth=1)) is type(by_file), "a file is run once"
+    by_file = vitrail.create(f"{EXAMPLE}:resmlp_tiny", classes=3, depth=1)
+    assert type(vitrail.create(f"{EXAMPLE}:resmlp_tiny", depth=1)) is type(by_file), "a file is run once"
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    by_module = vitrail.create("own_family:mixer_tiny", classes=3, depth=1)
+    by_module = vitrail.create("own_family:resmlp_tiny", classes=3, depth=1)
     sys.modules.pop("own_family")
     for model in (by_file, by_module):
         assert model(torch.randn(2, 3, 224, 224)).shape == (2, 3)
@@ -125,7 +125,7 @@ def test_external_family_by_file_and_by_module(monkeypatch: pytest.MonkeyPatch) 
 def test_external_file_with_postponed_annotations_or_an_error(tmp_path: Path) -> None:
     file = tmp_path / "json.py"  # the name of a standard module
     file.write_text("from __future__ import annotations\n" + EXAMPLE.read_text("utf-8"), "utf-8")
-    assert vitrail.create(f"{file}:mixer_tiny", depth=1) is not None
+    assert vitrail.create(f"{file}:resmlp_tiny", depth=1) is not None
     assert Path(str(sys.modules["json"].__file__)).name == "__init__.py"
     broken = tmp_path / "broken.py"
     broken.write_text("FAMILY = 1 / 0\n")
@@ -142,7 +142,7 @@ def test_a_file_that_imports_a_module_by_its_old_path_says_the_new_one(module: s
     assert new in text
     file.write_text(text.replace(new, f"vitrail.models.{module}"), "utf-8")
     with pytest.raises(ConfigError, match=f"old.py imports vitrail.models.{module}, which is now {new}$") as caught:
-        vitrail.create(f"{file}:mixer_tiny")
+        vitrail.create(f"{file}:resmlp_tiny")
     assert "\n" not in str(caught.value)
 
 
@@ -156,12 +156,12 @@ def test_every_new_path_of_a_moved_module_exists() -> None:
 @pytest.mark.parametrize(
     ("declaration", "wrong", "message"),
     [
-        ("config.width, config.depth)\n", "config.width, config.depth + 1)\n", r"levels of Mixer names 'blocks\.1'"),
-        ('"mean", "head"', '"mean", "fc"', "classifiers of Mixer names 'fc'"),
-        ("patch_embed.proj.weight", "stem.weight", r"first_filters of Mixer is 'stem\.weight'"),
-        ("    first_filters", "    final_norm = 'end'\n    first_filters", "final_norm of Mixer names 'end'"),
+        ("config.width, config.depth)\n", "config.width, config.depth + 1)\n", r"levels of ResMLP names 'blocks\.1'"),
+        ('"mean", "head"', '"mean", "fc"', "classifiers of ResMLP names 'fc'"),
+        ("patch_embed.proj.weight", "stem.weight", r"first_filters of ResMLP is 'stem\.weight'"),
+        ("    first_filters", "    final_norm = 'end'\n    first_filters", "final_norm of ResMLP names 'end'"),
         ("    first_filters", "    classifier_tokens = ('class',)\n    first_filters", "classifier_tokens .*'class'"),
-        ("    first_filters", "    heads = ()\n    first_filters", "Mixer declares `heads`; expected `classifiers`"),
+        ("    first_filters", "    heads = ()\n    first_filters", "ResMLP declares `heads`; expected `classifiers`"),
         ("self.sizes, self.classifiers = ImageSizes(), (", "self.classifiers = (", "no attribute 'sizes'; expected"),
     ],
 )
@@ -171,7 +171,7 @@ def test_wrong_declarations_of_a_family_are_refused(declaration: str, wrong: str
     assert declaration in text
     (tmp_path / "wrong.py").write_text(text.replace(declaration, wrong))
     with pytest.raises(ConfigError, match=message):
-        vitrail.create(f"{tmp_path / 'wrong.py'}:mixer_tiny", image_size=32, width=8, depth=1)
+        vitrail.create(f"{tmp_path / 'wrong.py'}:resmlp_tiny", image_size=32, width=8, depth=1)
 
 
 def test_inconsistent_family_is_refused() -> None:

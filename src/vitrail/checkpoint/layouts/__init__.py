@@ -10,7 +10,7 @@ SOURCE_FILES = {  # layout → its file
 }
 SOURCE_NAMES = tuple(SOURCE_FILES)
 PARTS_OF_NAMES = {  # layout → of these, the names of its tensors contain one; it is not imported for other files
-    "google": ("embedding/kernel",),
+    "google": ("embedding/kernel", "resnet/group_norm/", "MixerBlock_0/"),
     "hf": ("embedding", "conv_stem.convolution."),
     "imagegpt": ("transformer.wte.weight",),
 }

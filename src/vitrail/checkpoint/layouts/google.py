@@ -1,4 +1,7 @@
-"""Google's .npz files: of the ViT authors, with optimizer state, of big_vision, its image towers and scanned models."""
+"""Google's .npz files: of the ViT authors, with optimizer state, of big_vision, its image towers and scanned models.
+
+Files of a BiT or a Mixer have one form.
+"""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +19,7 @@ from vitrail.base.files import write_atomically
 from vitrail.checkpoint import layout
 from vitrail.checkpoint.config_from_shapes import parse_image_size
 from vitrail.checkpoint.description import Description
-from vitrail.checkpoint.family_recognition import choose_source, get_source
+from vitrail.checkpoint.family_recognition import choose_source, get_source, recognize_source
 from vitrail.checkpoint.name_table import convert_to_their_tensors
 from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
@@ -24,7 +27,8 @@ from vitrail.models.names.flax_names import BIG_VISION_POSITIONS, NEW_PART_NAMES
 from vitrail.models.parts.encoder import FIXED_TABLES
 
 NAME, FIXED_POSITIONS = "google", "sincos_simple"
-# `details` of a source: `fields`, the config fields of all its models
+# `details` of a source: `fields`, the config fields of all its models; of a BiT or a Mixer also `preprocessing`, and
+# `numbered`, a pattern that is left out of names
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 
 
@@ -49,14 +53,44 @@ def find_tensor_name_prefix(contents: RawContents) -> str | None:
     return next((p for p in PREFIXES if f"{p}embedding/kernel" in contents.tensors), None)
 
 
+def strip_other_prefixes(contents: RawContents) -> dict[str, Tensor]:
+    """The tensors of a BiT or a Mixer under their shortest names."""
+    return layout.strip_common_prefixes(contents.tensors, *PREFIXES[1:3])
+
+
 def matches(contents: RawContents) -> bool:
-    return find_tensor_name_prefix(contents) is not None
+    if find_tensor_name_prefix(contents) is not None:
+        return True
+    return recognize_source(NAME, strip_other_prefixes(contents)) is not None
 
 
 def read(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
     prefix = find_tensor_name_prefix(contents)
-    if prefix is None:
-        raise CheckpointError(f"{contents.path} has no embedding/kernel; expected a ViT of Google")
+    return read_model_of_one_form(contents, known) if prefix is None else read_vit(contents, known, prefix)
+
+
+def read_model_of_one_form(contents: RawContents, known: Mapping[str, Any]) -> layout.TranslatedCheckpoint:
+    """Read a BiT or a Mixer."""
+    tensors = strip_other_prefixes(contents)
+    family, source = get_source(NAME, tensors, contents.path)
+    if pattern := source.details.get("numbered"):
+        tensors = {re.sub(pattern, "", name): tensor for name, tensor in tensors.items()}
+    how = {**layout.HALF_MEAN_STD, **source.details["preprocessing"]}
+    model = layout.ModelBeforeRenaming(
+        layout=NAME,
+        family=family,
+        source=source,
+        tensors=tensors,
+        known={**source.details["fields"], **known},
+        policy="google",
+        preprocessing=lambda config: Preprocessing(image_size=config["image_size"], **how),
+        ignore="t|b|step|extra/.*",
+        fixed_fields=layout.OWNER_FIXED_FIELDS,
+    )
+    return layout.translate_checkpoint(contents, model)
+
+
+def read_vit(contents: RawContents, known: Mapping[str, Any], prefix: str) -> layout.TranslatedCheckpoint:
     tensors = {n.removeprefix(prefix): tensor for n, tensor in contents.tensors.items() if n.startswith(prefix)}
     scanned = "Transformer/encoderblock/LayerNorm_0/scale" in tensors
     old = any(name.endswith(f"{OLD_PART_NAMES[1]}/query/kernel") for name in tensors)
@@ -160,6 +194,9 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
         layout.check_representable(NAME, config, {"class_token": (False,)})
     if path.suffix != ".npz":
         raise CheckpointError(f"{path} has the suffix {path.suffix!r}; expected a file .npz")
+    if "preprocessing" in source.details:
+        save_arrays(convert_to_their_tensors(tensors, source.table, heads=1), path)
+        return source.assumed
     if config.get("positions") == FIXED_POSITIONS:
         tensors = remove_fixed_positions(tensors, config)
     variant = choose_variant_for_writing(description)
@@ -167,14 +204,18 @@ def write(tensors: Mapping[str, Tensor], description: Description, path: Path) -
     renamed = {variant.rename(name): tensor for name, tensor in renamed.items()}
     if variant.scanned:
         renamed = stack_layers(renamed, config["depth"])
-    arrays = {variant.prefix + name: array_from_tensor(tensor) for name, tensor in renamed.items()}
+    save_arrays({variant.prefix + name: tensor for name, tensor in renamed.items()}, path)
+    return source.assumed
+
+
+def save_arrays(tensors: Mapping[str, Tensor], path: Path) -> None:
+    arrays = {name: array_from_tensor(tensor) for name, tensor in tensors.items()}
 
     def save(temporary: Path) -> None:
         with temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
 
     write_atomically(path, save)
-    return source.assumed
 
 
 def choose_variant_for_writing(description: Description) -> GoogleVariant:

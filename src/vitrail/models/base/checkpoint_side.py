@@ -25,6 +25,11 @@ class TensorTransform:
 IDENTITY = TensorTransform(lambda parts: parts[0], lambda tensor, _: [tensor])
 
 
+MATRIX_AS_CONVOLUTION = TensorTransform(  # (D, C) ↔ (D, C, 1, 1)
+    lambda parts: parts[0].flatten(1), lambda matrix, _: [matrix[..., None, None]]
+)
+
+
 def join_parts(count: int, transform: TensorTransform = IDENTITY) -> TensorTransform:
     """Tensors that are one after another along the first axis of ours, each transformed."""
     return TensorTransform(
@@ -37,9 +42,9 @@ def join_parts(count: int, transform: TensorTransform = IDENTITY) -> TensorTrans
 class NameEntry:
     """One row of a name table, for both directions: our tensor is made of one or more of theirs.
 
-    In a name, # stands for a number, % for a number that the layout counts from 1 and we from 0, ~ for one that the
-    layout counts from 0 and we from 1, = for the number before it again, * for weight or bias, + for any tensor of a
-    batch norm.
+    In a name, # stands for a number, % for a number that the layout counts from 1 and we from 0, @ for such a number of
+    two digits, ~ for one that the layout counts from 0 and we from 1, = for the number before it again, * for weight or
+    bias, + for any tensor of a batch norm.
     """
 
     theirs: tuple[str, ...]

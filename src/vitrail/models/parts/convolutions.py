@@ -1,10 +1,11 @@
-"""Convolutions that make tokens or add their positions, and TensorFlow's padding, which weights trained there need.
+"""Convolutions that make tokens or add their positions, TensorFlow's padding, and convolutions of standardized filters.
 
 B batch, C channels, n = h·w tokens, D width.
 """
 
 from math import ceil, inf
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,6 +35,38 @@ class ConvSame(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name in nn.Conv2d
         return super().forward(pad_same(input, self.kernel_size[0], self.stride[0]))
+
+
+class StdConv2d(nn.Module):
+    """A convolution whose filters are standardized to mean 0 and deviation 1 (Qiao 2019); no bias.
+
+    Its padding is TensorFlow's, or `symmetric`. What filters are divided by is √(variance + eps), or √variance + eps.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        out_width: int,
+        kernel: int,
+        stride: int = 1,
+        *,
+        symmetric: bool = False,
+        eps: float = 1e-8,
+        eps_in_root: bool = True,
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.symmetric = kernel, stride, symmetric
+        self.eps, self.eps_in_root = eps, eps_in_root
+        self.weight = nn.Parameter(torch.zeros(out_width, width, kernel, kernel))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.float()  # eps and small variances underflow in half precision
+        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        inverse = torch.rsqrt(variance + self.eps) if self.eps_in_root else 1 / (variance.sqrt() + self.eps)
+        weight = ((weight - mean) * inverse).to(x.dtype)
+        if self.symmetric:
+            return F.conv2d(x, weight, stride=self.stride, padding=self.kernel // 2)
+        return F.conv2d(pad_same(x, self.kernel, self.stride), weight, stride=self.stride)
 
 
 NORM_EPS = 1e-5

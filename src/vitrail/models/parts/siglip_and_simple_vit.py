@@ -1,7 +1,8 @@
-"""Presets of SigLIP and SimpleViT, fields of a ViT config that differ from the plain ones in more than their size.
+"""Presets of SigLIP, SimpleViT and ViT-b, fields of a ViT config that differ from the plain ones.
 
 SigLIP (Zhai 2023, arXiv 2303.15343) and SigLIP 2 (Tschannen 2025, arXiv 2502.14786): the image tower, whose output is
-attention pooling of the patches, or in the `gap` presets their mean.
+attention pooling of the patches, or in the `gap` presets their mean. ViT-b (Dosovitskiy 2020, figure 4) is ViT-B with
+all widths halved.
 """
 
 from typing import Any
@@ -30,6 +31,7 @@ EXACT_GELU = (  # timm runs these with it, though all were trained with the tanh
     *(("large", 16, pixels) for pixels in (256, 384)),
     *(("so400m", 14, pixels) for pixels in (224, 378, 448, 896)),
 )
+HALVED = {"width": 384, "heads": 12, "patch_size": 32}  # the paper does not say how many heads: 12 is an assumption
 LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "so400m": "So400m", "giantopt": "g-opt"}
 
 
@@ -40,6 +42,7 @@ def make_siglip_fields(size: str, patch: int, pixels: int, pool: str) -> dict[st
 
 
 SIGLIP_AND_SIMPLE_FIELDS: dict[str, dict[str, Any]] = {
+    **{f"vit_halved_patch32_{pixels}": {**HALVED, "image_size": pixels} for pixels in (224, 384)},
     **{
         f"simple_vit_{size}_patch{patch}_224": {
             **SIZES[size],
@@ -61,6 +64,8 @@ SIGLIP_AND_SIMPLE_FIELDS: dict[str, dict[str, Any]] = {
     },
 }
 SIGLIP_AND_SIMPLE_ALIASES = {
+    "ViT-b/32": "vit_halved_patch32_224",
+    "ViT-b/32@384": "vit_halved_patch32_384",
     **{f"SimpleViT-{LETTERS[size]}/{patch}": f"simple_vit_{size}_patch{patch}_224" for size, patch in SIMPLE},
     **{
         f"SigLIP-{LETTERS[size]}/{patch}{'' if pixels == sizes[0] else f'@{pixels}'}": (

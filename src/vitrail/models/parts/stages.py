@@ -177,13 +177,17 @@ class ConvNet(ImageModel):
         """The input of the first stage."""
         raise NotImplementedError
 
+    def run_end(self, x: Tensor) -> Tensor:
+        """What the head reads, from the last feature map: by default the same."""
+        return x
+
     def encode(self, images: Tensor, queries: int | None = None) -> Tensor:  # noqa: ARG002  # the mean reads all
-        """The last feature map, each of its positions a token: (B, C, H, W) → (B, h·w, D)."""
+        """The last feature map as the head reads it, each position a token: (B, C, H, W) → (B, h·w, D)."""
         self.check_images(images)
         x = self.run_stem(images)
         for name in self.stage_names:  # not by `feature_maps`, which keeps the memory of all maps
             x = self.get_submodule(name)(x)
-        return x.flatten(2).transpose(1, 2)
+        return flatten_map(self.run_end(x))
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """The output of each stage: (B, C, H, W) → [(B, D, h, w), …]."""
