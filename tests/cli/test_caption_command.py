@@ -225,6 +225,6 @@ def test_options_of_other_models_are_refused_in_an_evaluation(vitrail_: Run, cap
     for option, value in (("--pair", "de-en"), ("--head", "class"), ("--image-size", 28)):
         result = vitrail_("eval", captioner, "--data", "collages", option, value)
         assert (result.code, result.err.count("\n")) == (2, 1)
-        assert f"{option} is not for this model, since" in result.err
+        assert f"{option} does not apply, since" in result.err
     result = vitrail_("eval", captioner)
     assert "does not say what it was trained on; expected --data" in result.err

@@ -143,7 +143,7 @@ BAD = {
     "photos -o f.npy --features cls": "--features 'cls' is not one of",
     "photos --maps": "features need a file; set -o to maps.npz",
     "photos -o f.npy --maps": "-o f.npy has none of the suffixes .npz; use one of them",
-    "photos -o f.npz --maps --format npy": "--format npy with --maps; expected maps.npz, one array per level",
+    "photos -o f.npz --maps --format npy": "--format is npy, but --maps needs .npz, one array per level",
     "photos -o f.npz --maps --features mean": "--maps with --features mean; expected one of them",
     "photos -o f.npz --maps --fast": "--maps with --fast; expected every token, computed in float32",
     "photos -o f.npz --maps --merge 1": "--maps with --merge; expected every token, computed in float32",

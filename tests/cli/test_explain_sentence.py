@@ -83,8 +83,8 @@ def test_a_model_without_attention(vitrail_: Run, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--sentence", " "), "the --sentence is empty; expected at least one word"),
-        (("--sentence", "x", "--method", "pca"), "--method is not for this model, since"),
-        (("--sentence", "x", "--check"), "--check is not for this model, since"),
+        (("--sentence", "x", "--method", "pca"), "--method does not apply, since"),
+        (("--sentence", "x", "--check"), "--check does not apply, since"),
         (("example:cat", "--sentence", "x"), "an image with --sentence; expected one of them"),
         (("--sentence", "x", "--layer", "all"), "--layer 'all' with --sentence; expected a number from 0, or -1 for"),
         (("--sentence", "x", "--head", "max"), "--head 'max' with --sentence; expected a number from 0, or -1 for the"),
@@ -111,7 +111,7 @@ def test_a_layer_that_the_model_does_not_have(vitrail_: Run, translator: Path, t
 def test_an_image_model_does_not_read_a_sentence(vitrail_: Run, tmp_path: Path) -> None:
     result = vitrail_("explain", "vit_fashion", "--sentence", SENTENCE, "-o", tmp_path / "out")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "--sentence is not for this model, since vit_fashion reads images; remove it" in result.err
+    assert "--sentence does not apply, since vit_fashion reads images; remove it" in result.err
 
 
 @pytest.mark.usefixtures("no_search")

@@ -308,7 +308,7 @@ def test_a_translator_for_ctranslate2(vitrail_: Run, current_folder: Path) -> No
     assert result.out == "out: ctranslate2, de-en, 80 tokens\nmatches torch on 50 of 50 sentences\n"
     for words, message in {
         "export model out --to ctranslate2": "out already exists; use --overwrite",
-        "export model b --merge 2": "--merge is not for this model, since model reads text; remove it",
+        "export model b --merge 2": "--merge does not apply, since model reads text; remove it",
         "export vit_fashion b --to ctranslate2": "--to ctranslate2 for vit_fashion, which reads images; expected onnx,",
         "export model b --to onnx": "--to onnx for model, which reads text; expected ctranslate2",
         "predict out example:cat": "out contains a model that translates, for ctranslate2.Translator",

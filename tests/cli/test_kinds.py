@@ -69,7 +69,7 @@ def test_what_a_toy_kind_does_not_have_is_one_line(line: Path, vitrail_: Run) ->
         result = vitrail_(*words)
         assert (result.code, result.err.count("\n")) == (2, 1), words
         assert "line reads numbers; expected a model that reads images: use vitrail predict" in result.err
-    assert "--beam is not for this model, since" in vitrail_("eval", line, "--beam", "2").err
+    assert "--beam does not apply, since" in vitrail_("eval", line, "--beam", "2").err
 
 
 def test_unknown_kinds_and_missing_packages_are_one_line(line: Path, monkeypatch: pytest.MonkeyPatch) -> None:

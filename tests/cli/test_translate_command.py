@@ -268,10 +268,8 @@ def test_wrong_options_are_one_line(vitrail_: Run, saved: Path, tmp_path: Path) 
     )
     check_one_line(vitrail_("translate", saved, "1", "-o", tmp_path / "out.xml"), "none of the suffixes .txt, .jsonl")
     check_one_line(vitrail_("translate", saved, " "), "there are no sentences")
-    check_one_line(vitrail_("eval", saved, "--head", "class"), "--head is not for this model, since")
-    check_one_line(
-        vitrail_("eval", "vit_fashion", "--data", "fashion", "--part", "val"), "--part is not for this model"
-    )
+    check_one_line(vitrail_("eval", saved, "--head", "class"), "--head does not apply, since")
+    check_one_line(vitrail_("eval", "vit_fashion", "--data", "fashion", "--part", "val"), "--part does not apply")
     check_one_line(vitrail_("eval", saved), "no --data, and", "is not a run")
     check_one_line(vitrail_("eval", saved, "--data", "reversal", "--part", "vall"), "did you mean 'val'?")
 

@@ -211,7 +211,7 @@ OF_DEFAULTS: Invalid = {  # in place of the defaults
         ({"stem_width": 30}, r"a width of 30 channels; expected a multiple of 4"),
     ],
     "eva": [
-        ({"mlp_norm": True}, r"mlp_norm with activation 'gelu'; expected activation='swiglu'"),
+        ({"mlp_norm": True}, r"mlp_norm requires activation='swiglu', not 'gelu'"),
         ({"width": 12, "heads": 2}, r"width 12; expected a multiple of 8 for rotary positions"),
     ],
     "levit": [

@@ -32,7 +32,7 @@ def is_watched() -> bool:
 def track_progress(
     progress: bool | Advance | None, total: int | None, title: str = ""
 ) -> AbstractContextManager[Advance]:
-    """The argument `progress` of a function: a function of your own, or True, False or None for a bar."""
+    """The argument `progress` of a function: a function, or True, False or None for a bar."""
     return nullcontext(progress) if callable(progress) else progress_bar(total, title, show=progress)
 
 

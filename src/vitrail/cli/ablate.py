@@ -50,13 +50,13 @@ def ablate(
     Parameters
     ----------
     recipe
-        A name that `vitrail train --recipe` takes, or a .yaml file of your own.
+        A name that `vitrail train --recipe` takes, or a .yaml file.
     without
-        Leave out an ingredient, in a row of its own: mixup, cutmix, erase, flip, policy (randaugment, autoaugment),
+        Leave out an ingredient, in a separate row: mixup, cutmix, erase, flip, policy (randaugment, autoaugment),
         jitter, repeats, smoothing, crop, ema, clip, layer_decay, warmup, weight_decay, dropout, stochastic_depth,
         whiten, early_size, distill (no teacher), init (the same model from scratch). May be repeated.
     replaced
-        Change settings or config fields, in a row of its own. May be repeated.
+        Change settings or config fields, in a separate row. May be repeated.
     each
         Add a row without each ingredient of the recipe.
     """

@@ -64,7 +64,7 @@ def probe(
     knn
         Numbers of neighbors, separated by commas. [default: 10,20,100,200, limited by the number of images]
     shots
-        Training images per class of the few-shot probe. [default: 1,5,10,25, as far as there are so many images]
+        Training images per class of the few-shot probe. [default: those of 1,5,10,25 that the data have]
     seeds
         Number of random draws of the few-shot images; the table shows mean ± standard deviation.
     linear

@@ -35,7 +35,7 @@ def positions(
     Parameters
     ----------
     recipe
-        A name that `vitrail train --recipe` takes, or a .yaml file of your own. positions is a small ViT of 32 pixels
+        A name that `vitrail train --recipe` takes, or a .yaml file. positions is a small ViT of 32 pixels
         and patch size 4, trained briefly without augmentation. [default: fashion for that data, else positions]
     """
     flags = flags or StudyFlags()

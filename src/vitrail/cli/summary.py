@@ -50,7 +50,7 @@ def summary(
     ----------
     model
         Name or alias that `vitrail models` lists, run, export, checkpoint of any layout (.safetensors, .pth, .bin,
-        .npz or a folder), hf-hub:OWNER/NAME, or family of your own: file.py:preset.
+        .npz or a folder), hf-hub:OWNER/NAME, or your own family: file.py:preset.
     image_size
         Image size: 384, or rows x columns: 384x256. [default: that of the model]
     classes

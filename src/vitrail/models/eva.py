@@ -47,7 +47,7 @@ class EvaConfig(EncoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mlp_norm and self.activation != "swiglu":
-            raise ConfigError(f"mlp_norm with activation {self.activation!r}; expected activation='swiglu'")
+            raise ConfigError(f"mlp_norm requires activation='swiglu', not {self.activation!r}")
         if self.rotary != "none" and self.width % (4 * self.heads):
             raise ConfigError(f"width {self.width}; expected a multiple of {4 * self.heads} for rotary positions")
 

@@ -116,7 +116,9 @@ class FeatureRows:
             files = "maps.npz" if maps else "features.npy or features.parquet"
             raise ConfigError(f"features need a file; set `out` to {files}")
         if maps and self.format is not None:
-            raise ConfigError(f"`format` {self.format} with `maps`; expected maps.npz, one array per level")
+            raise ConfigError(
+                f"`format` is {self.format}, but `maps` needs .npz, one array per level: set `out` to maps.npz"
+            )
         kind = self.choose_format(out)
         if kind == "parquet":
             import_pyarrow()  # fail before the work, not after it

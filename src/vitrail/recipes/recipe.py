@@ -263,7 +263,7 @@ def list_builtin_recipe_names() -> list[str]:
 
 
 def open_recipe(name: str) -> Recipe:
-    """Open a built-in recipe by name, or a .yaml file of your own.
+    """Open a built-in recipe by name, or a .yaml file.
 
     >>> recipe = vitrail.open_recipe("fashion").with_settings({"epochs": 1, "lr": 1e-3})
     >>> recipe.loop.epochs

@@ -1,4 +1,4 @@
-"""Classification: cross-entropy with label smoothing, Mixup and CutMix, or an objective of your own."""
+"""Classification: cross-entropy with label smoothing, Mixup and CutMix, or a custom objective."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Classification(ImageTask):
         config = model.config
         if len(data.classes) < 2:
             only = ", ".join(data.classes)
-            raise DataError(f"{data.name} has one class ({only}); expected at least two, each in a folder of its own")
+            raise DataError(f"{data.name} has one class ({only}); expected at least two, each in its own folder")
         if config.classes != len(data.classes):
             raise ConfigError(
                 f"a model of {config.classes} classes; expected {len(data.classes)}, as many as {data.name} has"

@@ -113,7 +113,7 @@ def make_distillation(
     if not isinstance(teacher, Teacher):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(teacher).__name__
         raise ConfigError(
-            f"the teacher is a {kind}; expected its name, or for a module of your own "
+            f"the teacher is a {kind}; expected its name, or for your own module "
             "vitrail.Teacher(model=…, preprocessing=…, labels=…)"
         )
     if teacher.model is model:

@@ -1,4 +1,4 @@
-"""`fit`: train a model or a task of your own on your data by a recipe. `vitrail train` shares everything below it."""
+"""`fit`: train a model or a custom task on your data by a recipe. `vitrail train` shares everything below it."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def fit(
     callbacks: Callback | Sequence[Callback] | None = None,
     progress: bool | None = None,
 ) -> FitResult:
-    """Train a model, or a task of your own, on the data by the recipe; resume the run if it has a checkpoint.
+    """Train a model, or a custom task, on the data by the recipe; resume the run if it has a checkpoint.
 
     `data` is anything that `open_data` takes, or a Source, such as a TextSource of sentence pairs. `transform` maps a
     Pillow image to the model's input, as torchvision's transforms do, and replaces the recipe's augmentation. With a
@@ -66,7 +66,7 @@ def fit(
 
     By default, `threads` is measured in about a second on a copy of the model, as `vitrail train` does, from 1 to
     `torch.get_num_threads()`; a resumed run keeps its number, and the caller's is restored at the end. So is the
-    recipe's `precision` auto; with a task or an objective of your own it is float32. Without
+    recipe's `precision` auto; with a custom task or objective it is float32. Without
     `callbacks`, progress is shown: as a bar in a notebook and on a terminal, elsewhere as a line after each evaluation
     and every 30 seconds; `progress=False` shows nothing.
 

@@ -40,7 +40,7 @@ IMAGE_SIZE_HELP = (
     "Resample the positions to another image size: 384, or rows x columns: 384x256. [default: the model's own]"
 )
 TRUST_CODE_HELP = (
-    "Code that a run, a checkpoint or a recipe may import: FILE.py:NAME or MODULE:NAME for a model of your own, for "
+    "Code that a run, a checkpoint or a recipe may import: FILE.py:NAME or MODULE:NAME for your own model, for "
     "`distill` also timm:NAME for a teacher from timm. May be repeated."
 )
 

@@ -50,7 +50,7 @@ class TrainFlags:
         MNIST files, ImageNet, a public data set by name (`vitrail data`), or 'fashion', which is bundled.
         [default: fashion]
     model
-        Architecture to train from scratch: a name that `vitrail models` lists, or a family of your own:
+        Architecture to train from scratch: a name that `vitrail models` lists, or your own family:
         package.module:preset, file.py:preset. [default: the recipe's]
     init
         Start from public weights (ViT-Ti/16; see `vitrail models`), a run or any checkpoint.
@@ -164,7 +164,7 @@ class RunFlags(TrainFlags):
     ----------
     recipe
         Training settings: fashion, cifar10-cpu, cifar10-distill, positions, finetune, linear-probe, vit, deit, scratch,
-        or a .yaml file of your own. [default: finetune with --init, fashion for that data, else scratch]
+        or a .yaml file. [default: finetune with --init, fashion for that data, else scratch]
     out
         Folder of the run. [default: a new folder in runs/]
     resume
@@ -217,7 +217,7 @@ class ImageOrTextFlags(RunFlags):
     recipe
         Training settings: fashion, cifar10-cpu, cifar10-distill, positions, finetune, linear-probe, vit, deit, scratch,
         for sentence pairs translate-demo, translate-cpu, lstm-cpu, reversal, for captions caption-cpu, caption, or a
-        .yaml file of your own. [default: finetune with --init, fashion for that data, translate-demo for sentence
+        .yaml file. [default: finetune with --init, fashion for that data, translate-demo for sentence
         pairs, caption-cpu for collages, caption for other captions, else scratch]
     """
 
@@ -263,7 +263,7 @@ class PretrainFlags(RunFlags):
         Folder of images, with or without one subfolder per class, CIFAR-10 or -100, MNIST files, ImageNet, a public
         data set by name (`vitrail data`), or 'fashion', which is bundled. [default: fashion]
     recipe
-        Training settings: TASK-cpu, for CIFAR-10 on two CPU cores, TASK, as in the paper, or a .yaml file of your own
+        Training settings: TASK-cpu, for CIFAR-10 on two CPU cores, TASK, as in the paper, or a .yaml file
         for this task. [default: TASK-cpu]
     then
         What follows: probe measures the features with the labels of the data and writes a table and a figure into the

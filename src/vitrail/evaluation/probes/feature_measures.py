@@ -19,7 +19,7 @@ MAX_ROWS_AT_ONCE, MAX_BYTES_AT_ONCE = 65536, 2**27  # read from disk
 STD_OFFSET = 1e-5
 KNN_TEMPERATURE = 0.07  # τ
 KNN_QUERIES_AT_ONCE = 512
-REGULARISATION = 2.0**10  # λ
+REGULARIZATION = 2.0**10  # λ
 BIAS_COLUMN = 100.0  # large, so that the bias is hardly regularized
 LEAST_SQUARES_QUERIES_AT_ONCE = 4096
 MIN_IMAGES_FOR_STD = 10
@@ -181,7 +181,7 @@ def append_bias_column(features: Tensor) -> Tensor:
     return F.pad(features, (0, 1), value=BIAS_COLUMN)
 
 
-def solve_ridge(x: Tensor, targets: Tensor, strength: float = REGULARISATION) -> Tensor:
+def solve_ridge(x: Tensor, targets: Tensor, strength: float = REGULARIZATION) -> Tensor:
     """The w that minimizes ‖x·w − targets‖² + λ‖w‖²: (N, D), (N, C) → (D, C); the smaller system is solved."""
     count, width = x.shape
     small = x.T @ x if count >= width else x @ x.T

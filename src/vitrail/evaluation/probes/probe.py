@@ -86,8 +86,8 @@ def probe(
     """Measure how well the frozen features of models classify, next to raw pixels and the untrained model.
 
     A model is a name as for `open_model`, a module or a Opened. The training part of `data` is the bank, the
-    validation part is classified; data of a run are split as in its training, other data by `val_share`. `knn` and
-    `shots` are by default 10, 20, 100, 200 and 1, 5, 10, 25, as far as there are so many images. With several data
+    validation part is classified; a run's data is split as in training, other data by `val_share`. `knn` and
+    `shots` are by default 10, 20, 100, 200 and 1, 5, 10, 25, those for which there are enough images. With several data
     sets, 1,000 training `examples` of each are used (VTAB-1k), and the last table is the mean. `layer` is a block, by
     number or "middle"; by default the features are what the head reads. Features are cached on disk. With `options`,
     those that are not are computed by the fastest engine that they allow.
