@@ -175,9 +175,6 @@ class Ranks:
         """Sum over all processes. In the backward pass, the gradients of all processes are summed too."""
         return values if self.world_size == 1 else cast(Tensor, SumOverRanks.apply(values))
 
-    def mean_with_gradient(self, values: Tensor) -> Tensor:
-        return self.sum_with_gradient(values) / self.world_size
-
     def stack_with_gradient(self, values: Tensor) -> Tensor:
         """The tensors of all processes, by rank; they must have the same shape: (…) -> (world size, …)."""
         return self.join_rows(values[None], [1] * self.world_size)

@@ -5,7 +5,6 @@ Works with every image model. Batches have `images`, or the `tokens` of a frozen
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
 from vitrail.evaluation.caption_scores import score_captions
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.evaluation.translation_scores import compute_perplexity, is_sacrebleu_installed, measure_token_loss
+from vitrail.evaluation.translation_scores import is_sacrebleu_installed
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.text_contract import Memory, TextModel, check_reads_text
@@ -35,34 +34,23 @@ from vitrail.predict.captioner import write_captions
 from vitrail.predict.search.settings import GREEDY
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
-from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import CaptionSettings
 from vitrail.tasks.caption_source import CaptionSource, draw_if_generated, keep_images_in_memory
 from vitrail.tasks.encoder_token_cache import compute_encoder_features
 from vitrail.tasks.image_task import StartingModel, make_starting_model
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.task import (
-    BuildContext,
-    MeanMetrics,
-    Source,
-    Task,
-    TaskKind,
-    TaskSetup,
-    check_task,
-    parse_task_settings,
-)
-from vitrail.tasks.translation import compute_token_loss, open_tokenizer
+from vitrail.tasks.task import BuildContext, Source, Task, TaskKind, TaskSetup, check_task, parse_task_settings
+from vitrail.tasks.translation import WordTask, open_tokenizer
 
 UNSUITED_SETTINGS = ("mixup", "cutmix", "erase")  # of the augmentation: they hide or mix what the caption describes
 
 
-class CaptionTask(Task):
+class CaptionTask(WordTask):
     """Train a decoder to describe images, together with the image model whose tokens it reads, or alone.
 
     `backbone` is the image model, so that layer decay and frozen blocks apply to it.
     """
 
-    unit = "tokens"  # of the captions
     example = "caption"
     kind = "caption"
     metrics = (
@@ -77,7 +65,6 @@ class CaptionTask(Task):
         check_parts_fit(encoder, decoder)
         self.backbone, self.decoder = encoder, decoder
         self.settings = settings or CaptionSettings()
-        self.smoothing = 0.0
         self.preprocessing: Preprocessing | None = None  # known after `setup`
         if self.settings.freeze_encoder:
             self.backbone.requires_grad_(False)
@@ -128,7 +115,7 @@ class CaptionTask(Task):
                 raise ConfigError(f"`{name}` is {vars(recipe.loop)[name]}; captions are trained without it: remove it")
 
     def setup(self, source: Source, recipe: Recipe) -> None:
-        self.smoothing = recipe.augmentation.smoothing
+        super().setup(source, recipe)
         self.preprocessing = check_caption_source(source, self).preprocessing
 
     def encode(self, batch: Batch) -> Memory:
@@ -140,49 +127,15 @@ class CaptionTask(Task):
             return Memory(self.backbone.tokens(normalize(batch["images"], self.preprocessing)))
 
     def predict_words(self, batch: Batch) -> Tensor:
-        """The logits after each word: (B, M, V)."""
         return self.decoder.decode(self.encode(batch), batch["target_in"])
 
-    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
-        del clock
-        return compute_token_loss(
-            self.predict_words(batch), batch["target_out"], batch["share"], pad=self.pad, smoothing=self.smoothing
-        )
-
-    def count_units(self, batch: Batch) -> int:
-        return int((batch["target_out"] != self.pad).sum())
-
-    def evaluate(
-        self,
-        source: Source,
-        clock: Clock,
-        *,
-        batch: int,
-        workers: int = 0,
-        device: torch.device,
-        limit: int | None = None,
-    ) -> MeanMetrics:
-        """Loss and perplexity of the captions; at the end of a run also exact matches and BLEU of greedy ones."""
-        captions, skipped = check_caption_source(source, self), list[str]()
-        batches = source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit)
-
-        def compute_logits(each: Batch) -> Tensor:
-            skipped.extend(each.skipped)
-            return self.predict_words(each)
-
-        readable = (each for each in batches if each.size)
-        loss, _ = measure_token_loss(self, readable, self.pad, device, self.ranks, compute_logits)
-        metrics = {"perplexity": compute_perplexity(loss), "loss": loss}
-        if clock.step >= clock.steps and self.settings.scored_images:
-            metrics |= self.score_captions(captions, batch, device)
-        count = captions.validation_count if limit is None else min(limit, captions.validation_count)
-        return MeanMetrics(metrics=metrics, skipped=tuple(skipped), examples=count)
-
     @torch.no_grad()
-    def score_captions(self, captions: CaptionSource, batch: int, device: torch.device) -> dict[str, float]:
+    def score_texts(self, source: Any, batch: int, device: torch.device) -> dict[str, float]:
         """Exact matches and BLEU of the first validation images; each process describes a share."""
+        captions = check_caption_source(source, self)
         data = captions.data.val
-        assert data is not None
+        if data is None or not self.settings.scored_images:
+            return {}
         images = np.arange(min(self.settings.scored_images, len(data)))
         found = dict[int, str]()
         with temporary_eval_mode(self):

@@ -67,10 +67,70 @@ def compute_token_loss(
     return loss * share, {"accuracy": hits * share}
 
 
-class TranslationTask(Task):
-    """Train a text model on sentence pairs. The label smoothing is that of the recipe, as torch defines it."""
+class WordTask(Task):
+    """Predict each token of a text from those before it; the label smoothing is that of torch.
+
+    A subclass writes `pad`, `predict_words`, and `score_texts` for the metrics of written texts.
+    """
 
     unit = "tokens"  # of the target
+    smoothing = 0.0  # that of the recipe after `setup`
+
+    @property
+    def pad(self) -> int:
+        raise NotImplementedError
+
+    def predict_words(self, batch: Batch) -> Tensor:
+        """The logits after each token: (B, M, V)."""
+        raise NotImplementedError
+
+    def score_texts(self, source: Any, batch: int, device: torch.device) -> dict[str, float]:
+        """Metrics of greedy texts of some validation examples, at the end of a run."""
+        raise NotImplementedError
+
+    def setup(self, source: Source, recipe: Recipe) -> None:
+        del source
+        self.smoothing = recipe.augmentation.smoothing
+
+    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
+        del clock
+        return compute_token_loss(
+            self.predict_words(batch), batch["target_out"], batch["share"], pad=self.pad, smoothing=self.smoothing
+        )
+
+    def count_units(self, batch: Batch) -> int:
+        return int((batch["target_out"] != self.pad).sum())
+
+    def evaluate(
+        self,
+        source: Source,
+        clock: Clock,
+        *,
+        batch: int,
+        workers: int = 0,
+        device: torch.device,
+        limit: int | None = None,
+    ) -> MeanMetrics:
+        """Loss and perplexity; at the end of a run also the scores of some texts."""
+        skipped = list[str]()
+        batches = source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit)
+
+        def compute_logits(each: Batch) -> Tensor:
+            skipped.extend(each.skipped)
+            return self.predict_words(each)
+
+        readable = (each for each in batches if each.size)
+        loss, _ = measure_token_loss(self, readable, self.pad, device, self.ranks, compute_logits)
+        metrics = {"perplexity": compute_perplexity(loss), "loss": loss}
+        if clock.step >= clock.steps:
+            metrics |= self.score_texts(source, batch, device)
+        count = source.validation_count if limit is None else min(limit, source.validation_count)
+        return MeanMetrics(metrics=metrics, skipped=tuple(skipped), examples=count)
+
+
+class TranslationTask(WordTask):
+    """Train a text model on sentence pairs."""
+
     example = "sentence"
     kind = "text"
     metrics = (
@@ -84,7 +144,6 @@ class TranslationTask(Task):
         super().__init__()
         self.backbone = model
         self.settings = settings or TranslationSettings()
-        self.smoothing = 0.0
 
     @property
     def pad(self) -> int:
@@ -106,42 +165,15 @@ class TranslationTask(Task):
             if each.name != "smoothing" and vars(recipe.augmentation)[each.name] != vars(default)[each.name]:
                 raise ConfigError(f"`{each.name}` changes images, but {pairs.name} has sentences; remove it")
 
-    def setup(self, source: Source, recipe: Recipe) -> None:
-        del source
-        self.smoothing = recipe.augmentation.smoothing
+    def predict_words(self, batch: Batch) -> Tensor:
+        return self.backbone(batch["source"], batch["target_in"])
 
-    def forward(self, batch: Batch, clock: Clock) -> tuple[Tensor, Mapping[str, Tensor]]:
-        del clock
-        logits = self.backbone(batch["source"], batch["target_in"])
-        return compute_token_loss(logits, batch["target_out"], batch["share"], pad=self.pad, smoothing=self.smoothing)
-
-    def count_units(self, batch: Batch) -> int:
-        return int((batch["target_out"] != self.pad).sum())
-
-    def evaluate(
-        self,
-        source: Source,
-        clock: Clock,
-        *,
-        batch: int,
-        workers: int = 0,
-        device: torch.device,
-        limit: int | None = None,
-    ) -> MeanMetrics:
-        """Loss and perplexity; at the end of a run also BLEU and chrF of some greedy translations."""
-        pairs = check_text_source(source, self)
-        batches = source.load_validation_batches(batch=batch, workers=workers, ranks=self.ranks, limit=limit)
-        loss, _ = measure_token_loss(self.backbone, batches, self.pad, device, self.ranks)
-        count = pairs.validation_count if limit is None else min(limit, pairs.validation_count)
-        metrics = {"perplexity": compute_perplexity(loss), "loss": loss}
-        if clock.step >= clock.steps and is_sacrebleu_installed():
-            metrics |= self.score_translations(pairs, device)
-        return MeanMetrics(metrics=metrics, examples=count)
-
-    def score_translations(self, pairs: TextSource, device: torch.device) -> dict[str, float]:
+    def score_texts(self, source: Any, batch: int, device: torch.device) -> dict[str, float]:
         """BLEU and chrF of greedy translations of the first validation sentences; each process translates a share."""
+        del batch
+        pairs = check_text_source(source, self)
         rows = pairs.val.indices[: self.settings.bleu_sentences].tolist()
-        if not rows:
+        if not rows or not is_sacrebleu_installed():
             return {}
         loaded = Opened(source=pairs.name, kind="text", model=self.backbone, tokenizer=pairs.tokenizer)
         with temporary_eval_mode(self.backbone):

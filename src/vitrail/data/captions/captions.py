@@ -163,10 +163,6 @@ class CaptionedImages:
     def __len__(self) -> int:
         return len(self.captions)
 
-    @property
-    def caption_count(self) -> int:
-        return sum(map(len, self.captions))
-
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionSplits:
@@ -288,10 +284,8 @@ def check_parts_are_disjoint(parts: Mapping[str, Mapping[str, list[str]]]) -> No
     owners = dict[str, str]()
     for part, captions in parts.items():
         if twice := [name for name in captions if owners.setdefault(name, part) != part]:
-            raise DataError(
-                f"{format_count(len(twice), 'image')} of {owners[twice[0]]} also in {part}: {quote_names(twice)}; "
-                "expected each image in one part"
-            )
+            count = f"{format_count(len(twice), 'image')} of {owners[twice[0]]} {'is' if len(twice) == 1 else 'are'}"
+            raise DataError(f"{count} also in {part}: {quote_names(twice)}; expected each image in one part")
 
 
 def open_image_files(folder: Path, captions: Mapping[str, list[str]], part: str) -> CaptionedImages | None:

@@ -333,10 +333,6 @@ class TextTokenizer:
     def marks_spaces(self) -> bool:
         return any(name.startswith(WORD_MARKS) for name in self.names)
 
-    def count_unknown(self, texts: Sequence[str]) -> int:
-        """How many unknown tokens the texts have."""
-        return sum(row.count(self.unknown) for row in self.encode(texts))
-
     def check_id(self, token: int) -> None:
         if not 0 <= token < self.vocabulary:
             raise ConfigError(f"token {token} is not in the vocabulary; expected 0 to {self.vocabulary - 1}")
