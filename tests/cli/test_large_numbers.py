@@ -36,7 +36,12 @@ def test_every_whole_number_has_a_limit(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("look", "vit_fashion", "--images", 10**15), ("predict", "vit_fashion", "example:cat", "--batch", 10**12)]
+    "words",
+    [
+        ("look", "vit_fashion", "--images", 10**15),
+        ("predict", "vit_fashion", "example:cat", "--batch", 10**12),
+        ("bench", "vit_fashion", "--threads", 999999),
+    ],
 )
 def test_message_and_exit_code(vitrail_: Callable[..., Any], words: tuple[object, ...]) -> None:
     done = vitrail_(*words)

@@ -12,7 +12,7 @@ import pytest
 import vitrail
 from vitrail.base.errors import VitrailError
 from vitrail.cli import COMMANDS, COMMANDS_WITHOUT_MODELS, build_app
-from vitrail.models.catalog.external_families import TRUSTED
+from vitrail.models.catalog.external_families import TRUSTED, trust
 
 Run = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"
@@ -140,6 +140,24 @@ def test_cached_exports_follow_the_code(vitrail_: Run, folder: Path) -> None:
         forget_code(folder)
         results.append(vitrail_(*words).out)
     assert results[0] != results[1]
+
+
+def test_a_teacher_is_another_one_if_its_code_changes(folder: Path) -> None:
+    """A run whose teacher has changed cannot be resumed, and cached logits are computed again."""
+    code = (folder / "mixer.py").read_text()
+    found = list[str]()
+    for text in (code, code, code.replace("tokens.mean(1)", "-tokens.mean(1)")):
+        (folder / "changed.py").write_text(text)
+        forget_code(folder)
+        with trust("changed.py:mixer_tiny"):
+            found.append(vitrail.Teacher.from_name("run").fingerprint())
+    assert found[0] == found[1] != found[2]
+
+
+def test_translators_trust_code_as_predictors_do() -> None:
+    with pytest.raises(VitrailError, match="`trust_code` mixer; expected FILE"):
+        vitrail.Translator("transformer_tatoeba", trust_code="mixer")
+    assert vitrail.Translator("transformer_tatoeba", trust_code="mixer.py:mixer_tiny").languages == ("de", "en")
 
 
 def test_python(folder: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hostile_images import blank_tiff
 from support.toy_datasets import write_class_folders
 
 Run = Callable[..., Any]
@@ -53,6 +54,17 @@ def test_exit_code_and_wording(vitrail_: Run, model: Path, given: Path, command:
     assert result.code == 2, result
     assert re.search(REASONS[fault], lines[0]), result.err
     assert len(lines) == (2 if command == "embed" and fault != "empty" else 1), result.err
+
+
+def test_damaged_tags_of_a_photo_are_not_reported_in_words_of_pillow(
+    vitrail_: Run, model: Path, tmp_path: Path
+) -> None:
+    """Its description is cut: a description is not needed, but Pillow's table of tags ends there, too."""
+    photo = tmp_path / "cut.tif"
+    photo.write_bytes(blank_tiff(30, 30, tags={270: (2, [65] * 40)})[:-20])
+    result = vitrail_("predict", model, photo)
+    assert (result.code, result.err.count("\n")) == (2, 1), result.err
+    assert "cut.tif' cannot be read: " in result.err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from vitrail.base.errors import CheckpointError, ConfigError, DataError
@@ -136,6 +137,13 @@ class Messages:
     stdin: BinaryIO | None = None
 
 
+def name_run(run: Path, code: str | None) -> tuple[str, str]:
+    """A run as commands name it, and what Python adds: a family from outside the package is run only if it is named."""
+    if code is None:
+        return quote(str(run)), ""
+    return f"{quote(str(run))} `trust_code` {quote(code)}", f", trust_code={code!r}"
+
+
 def find_kind(name: str, where: str = "a model") -> Kind:
     """The kind of this name, which the config.json of `where` states."""
     if name not in KINDS:
@@ -174,5 +182,5 @@ def check_options(function: Callable[..., Any], given: Mapping[str, Any], where:
     known, found = signature(function).parameters, {name: value for name, value in given.items() if value is not None}
     for name in found:
         if name not in known:
-            raise ConfigError(f"`{name}` is not for this model, since {where} {kind.does}; remove it", (name,))
+            raise ConfigError(f"`{name}` does not apply, since {where} {kind.does}; remove it", (name,))
     return found

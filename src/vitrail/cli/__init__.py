@@ -105,6 +105,7 @@ def main() -> NoReturn:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show × or ─ shows ?
     warnings.showwarning = print_warning
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # about damaged tags; a photo that cannot be read is our error
     os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here imports a json.py in the current folder
     try:
         words = use_american_names(sys.argv[1:])

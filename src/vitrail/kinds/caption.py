@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.base.kinds import Kind
+from vitrail.base.kinds import Kind, name_run
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.checkpoint.weight_folders import DECODER_FOLDER, ENCODER_FOLDER, is_captioner_folder
 from vitrail.opening import Opened, open_model
@@ -83,9 +82,8 @@ def open_source(task: Any, data: Any, *_: Any, **__: Any) -> Any:
 
 
 def describe_next_steps(run: Path, model: Path, plan: "Plan", code: str | None) -> str:  # noqa: ARG001  # as of all kinds
-    name = quote(str(run)) if code is None else f"{quote(str(run))} `trust_code` {quote(code)}"
-    python = f', or in Python vitrail.Captioner("{run}")' if code is None else ""
-    return f"vitrail caption {name} photo.jpg, vitrail eval {name}{python}"
+    name, more = name_run(run, code)
+    return f'vitrail caption {name} photo.jpg, vitrail eval {name}, or in Python vitrail.Captioner("{run}"{more})'
 
 
 KIND = Kind(

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.base.kinds import Kind, Messages
+from vitrail.base.kinds import Kind, Messages, name_run
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.checkpoint.weight_folders import read_tokenizer_file
@@ -139,9 +138,8 @@ def open_source(task: Any, data: Any, *_: Any, **__: Any) -> Any:
 
 
 def describe_next_steps(run: Path, model: Path, plan: "Plan", code: str | None) -> str:  # noqa: ARG001  # as of all kinds
-    name = quote(str(run)) if code is None else f"{quote(str(run))} `trust_code` {quote(code)}"
-    python = f', or in Python vitrail.Translator("{run}")' if code is None else ""
-    return f'vitrail translate {name} "…", vitrail eval {name}{python}'
+    name, more = name_run(run, code)
+    return f'vitrail translate {name} "…", vitrail eval {name}, or in Python vitrail.Translator("{run}"{more})'
 
 
 KIND = Kind(

@@ -68,16 +68,24 @@ def write_captions(
 class Captioner:
     """Describes images with a run of the task caption, or the folder of its model.
 
-    `batch` is the number of images that are described together.
+    `batch` is the number of images that are described together, `trust_code` that of `vitrail.open_model`.
 
     >>> captioner = vitrail.Captioner("runs/captions")  # doctest: +SKIP
     >>> captioner.caption("photo.jpg").text  # doctest: +SKIP
     'a boot left of a shirt'
     """
 
-    def __init__(self, model: str | Path | Opened, *, device: str = "auto", batch: int = 16) -> None:
+    def __init__(
+        self,
+        model: str | Path | Opened,
+        *,
+        device: str = "auto",
+        batch: int = 16,
+        trust_code: str | Sequence[str] = (),
+    ) -> None:
         check_count("batch", batch)
-        self.loaded, self.batch = open_model(model, kind="caption", device=resolve_device(device, Ranks())), batch
+        place = resolve_device(device, Ranks())
+        self.loaded, self.batch = open_model(model, kind="caption", device=place, trust_code=trust_code), batch
         self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
 
     def caption(self, image: Any, search: SearchSettings | None = None, **changes: Any) -> Caption:

@@ -42,16 +42,24 @@ def ignore_progress(_: int) -> None:
 class Translator:
     """Translates sentences with a run of translation, or the folder of its model.
 
-    `batch` is the number of sentences that are translated together.
+    `batch` is the number of sentences that are translated together, `trust_code` that of `vitrail.open_model`.
 
     >>> translator = vitrail.Translator("runs/demo")  # doctest: +SKIP
     >>> translator.translate("Ein Hund läuft.", beam=4).text  # doctest: +SKIP
     'A dog runs.'
     """
 
-    def __init__(self, model: str | Path | Opened, *, device: str = "auto", batch: int = 64) -> None:
+    def __init__(
+        self,
+        model: str | Path | Opened,
+        *,
+        device: str = "auto",
+        batch: int = 64,
+        trust_code: str | Sequence[str] = (),
+    ) -> None:
         check_count("batch", batch)
-        self.loaded, self.batch = open_model(model, kind="text", device=resolve_device(device, Ranks())), batch
+        place = resolve_device(device, Ranks())
+        self.loaded, self.batch = open_model(model, kind="text", device=place, trust_code=trust_code), batch
         self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
 
     @property

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, describe_error
 from vitrail.base.text import AMERICAN_NAMES
+from vitrail.checkpoint.checksums import checksum_own_code
 from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checks import pair
+from vitrail.models.catalog.external_families import TIMM_PREFIX
 from vitrail.opening import open_model
 
 TRIAL_BATCH_SIZE = 2  # images for a first check of the teacher's outputs
@@ -57,7 +59,8 @@ class Teacher:
         about = repr((type(self.model).__name__, config, self.preprocessing, self.labels))
         for old, new in AMERICAN_NAMES.items():  # in the fingerprints of earlier runs
             about = about.replace(f"{new}=", f"{old}=").replace(f"={new!r}", f"={old!r}")
-        found = hashlib.sha256(about.encode())
+        code = [] if self.name.startswith(TIMM_PREFIX) else checksum_own_code(self.model)  # timm's follows its version
+        found = hashlib.sha256("".join([about, *code]).encode())
         for name, tensor in self.model.state_dict().items():
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -99,7 +99,9 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
     found = split_commas(text, option)
     if not all(each.isdecimal() and len(each) < 7 and int(each) for each in found):
         raise ConfigError(f"{option} {text!r}; expected whole numbers of at least 1, with at most six digits")
-    return tuple(map(int, found))
+    numbers = tuple(map(int, found))
+    check_maximum(max(numbers), MAXIMA.get(option.removeprefix("--"), MAX_NUMBER), option)
+    return numbers
 
 
 def check_numbers(_: object, value: object) -> None:
