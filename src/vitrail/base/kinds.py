@@ -137,7 +137,7 @@ class Messages:
     stdin: BinaryIO | None = None
 
 
-def name_run(run: Path, code: str | None) -> tuple[str, str]:
+def name_run_and_code(run: Path, code: str | None) -> tuple[str, str]:
     """A run as commands name it, and what Python adds: a family from outside the package is run only if it is named."""
     if code is None:
         return quote(str(run)), ""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.base.kinds import Kind, name_run
+from vitrail.base.kinds import Kind, name_run_and_code
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.checkpoint.weight_folders import DECODER_FOLDER, ENCODER_FOLDER, is_captioner_folder
 from vitrail.opening import Opened, open_model
@@ -82,7 +82,7 @@ def open_source(task: Any, data: Any, *_: Any, **__: Any) -> Any:
 
 
 def describe_next_steps(run: Path, model: Path, plan: "Plan", code: str | None) -> str:  # noqa: ARG001  # as of all kinds
-    name, more = name_run(run, code)
+    name, more = name_run_and_code(run, code)
     return f'vitrail caption {name} photo.jpg, vitrail eval {name}, or in Python vitrail.Captioner("{run}"{more})'
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitrail.base.errors import ConfigError
-from vitrail.base.kinds import Kind, Messages, name_run
+from vitrail.base.kinds import Kind, Messages, name_run_and_code
 from vitrail.base.text import format_count
 from vitrail.opening import GivenPreprocessing, Opened, open_checkpoint_of_any_size, open_image_model, open_torch_model
 from vitrail.tasks import PRETRAINING_TASKS
@@ -238,7 +238,7 @@ def open_source(task: Any, data: Any, recipe: Any, **options: Any) -> "ImageSour
 
 
 def describe_next_steps(run: Path, model: Path, plan: "Plan", code: str | None) -> str:
-    name, more = name_run(run, code)
+    name, more = name_run_and_code(run, code)
     if plan.request is not None and plan.request.task_name in PRETRAINING_TASKS:
         labeled = len(plan.source.to_json().get("classes", ())) > 1
         return (
