@@ -76,6 +76,23 @@ def test_figures_and_arrays_are_written(vitrail_: Run, captioner: Path, collages
     assert vitrail_(*words, "--overwrite").code == 0
 
 
+def test_explain_draws_the_same_figures(vitrail_: Run, captioner: Path, collages: Path) -> None:
+    assert vitrail_("caption", captioner, collages, "--beam", 2, "-o", "words", "--arrays", "--layer", 0).code == 0
+    result = vitrail_("explain", captioner, collages, "--beam", 2, "-o", "explained", "--arrays", "--layer", 0)
+    assert (result.code, result.out.count("\n")) == (0, 3), result.err
+    assert "photos/0.png: " in result.out
+    for name in ("words", "maps"):
+        one, other = (np.load(f"{folder}/0.words.npz")[name] for folder in ("words", "explained"))
+        assert np.array_equal(one, other)
+    assert vitrail_("explain", captioner, collages / "0.png", "-o", "why.html").code == 0
+    assert "photos/0.png" in Path("why.html").read_text()
+    report = json.loads(vitrail_("explain", captioner, collages / "0.png", "-o", "one", "--json").out)
+    assert [*report[0]][:2] == ["file", "caption"]
+    result = vitrail_("explain", captioner, collages, "--method", "pca")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "--method does not apply, since" in result.err
+
+
 def test_captions_in_files_of_every_format(vitrail_: Run, captioner: Path, collages: Path) -> None:
     (collages / "bad.png").write_bytes(b"not an image")
     words = ("caption", captioner, collages, "--length", 4, "-o")
@@ -155,7 +172,7 @@ def test_wrong_calls_are_one_line(
 
 
 def test_captioners_are_refused_by_other_commands(vitrail_: Run, captioner: Path, collages: Path) -> None:
-    for command in (("predict",), ("explain",), ("embed", "-o", "f.npy")):
+    for command in (("predict",), ("embed", "-o", "f.npy")):
         result = vitrail_(command[0], captioner, collages, *command[1:])
         assert (result.code, result.err.count("\n")) == (2, 1), result.err
         assert "describes images; expected a model that reads images: use vitrail caption" in result.err

@@ -137,6 +137,15 @@ class Messages:
     stdin: BinaryIO | None = None
 
 
+def parse_number(name: str, text: str) -> int:
+    """A layer or head."""
+    try:
+        return int(text)
+    except ValueError:
+        expected = "a number from 0, or -1 for the last" + "; or mean" * (name == "head")
+        raise ConfigError(f"`{name}` {text!r} for this model; expected {expected}") from None
+
+
 def name_run_and_code(run: Path, code: str | None) -> tuple[str, str]:
     """A run as commands name it, and what Python adds: a family from outside the package is run only if it is named."""
     if code is None:

@@ -1,10 +1,8 @@
 """vitrail caption: describe images."""
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -13,15 +11,9 @@ from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.predict_flags import Images
 from vitrail.cli.options.search_flags import SearchFlags
 from vitrail.cli.output.job import check_job_options, run_job
-from vitrail.cli.output.messages import print_error, write_to_stdout
-from vitrail.cli.output.progress import progress_bar
-from vitrail.cli.output.results import open_figure_output
-from vitrail.cli.output.streams import get_binary_buffer
+from vitrail.cli.output.messages import write_to_stdout
+from vitrail.cli.output.results import make_message_callbacks, open_figure_output
 from vitrail.cli.usage_errors import check_arguments
-
-if TYPE_CHECKING:
-    from vitrail.base.figures import FigureFolder
-    from vitrail.predict.search.settings import SearchSettings
 
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
@@ -77,57 +69,27 @@ def caption(
         raise ConfigError(f"--resume with the figures of {out}; expected a file of captions: {', '.join(ROW_SUFFIXES)}")
     if as_json and of_rows:
         raise ConfigError(f"--json with -o {out}; expected one of them: a file that ends in .jsonl has JSON")
-    how = (search or SearchFlags()).make_settings()
-    if out is not None and not of_rows:
-        title = f"What {Path(model).name} looked at"
-        output = open_figure_output(out, title, svg=svg, arrays=arrays, overwrite=overwrite)
-        draw_captions(model, images, how, output, layer=layer, batch=batch, device=device, as_json=as_json)
-        return
+    how, kind = (search or SearchFlags()).make_settings(), "jsonl" if as_json else None
 
+    from vitrail.kinds.caption import explain
     from vitrail.opening import run_command
 
-    lines, kind = list[str](), "jsonl" if as_json else None
-    rows = run_command("caption", model, inputs=images, format=kind, search=how, batch=batch, device=device)
-    write_text = lines.append if as_json else write_to_stdout
-    result = run_job(rows, out, resume=resume, overwrite=overwrite, write_text=write_text)
-    if as_json:
-        print_json([row for line in lines if "error" not in (row := json.loads(line))])
-    result.raise_if_failed()
-
-
-def draw_captions(
-    model: str,
-    images: Sequence[str],
-    search: "SearchSettings",
-    output: "FigureFolder",
-    *,
-    layer: int | None,
-    batch: int,
-    device: str,
-    as_json: bool,
-) -> None:
-    """Write the figures, and print the captions with the names of the files."""
-    from vitrail.inspection.sentences.word_attention import DescribedImage, describe_arguments
-    from vitrail.predict.captioner import Captioner
-    from vitrail.predict.text_rows import format_caption_lines
-
-    def print_caption(found: DescribedImage) -> None:
-        if not as_json:
-            print(format_caption_lines(found.caption, with_scores=search.n_best > 1, files=found.written), end="")
-
-    result = describe_arguments(
-        Captioner(model, device=device, batch=batch),
-        images,
-        search,
-        output,
-        layer=layer,
-        stdin=get_binary_buffer(sys.stdin),
-        on_described=print_caption,
-        on_error=print_error,
-        progress=progress_bar,
-    )
-    if as_json:
-        print_json(result.report)
+    if out is not None and not of_rows:
+        output = open_figure_output(
+            out, f"What {Path(model).name} looked at", svg=svg, arrays=arrays, overwrite=overwrite
+        )
+        messages = make_message_callbacks(on_result=(lambda _: None) if as_json else print)
+        place = None if layer is None else str(layer)
+        result = explain(model, images, output, search=how, layer=place, batch=batch, device=device, messages=messages)
+        if as_json:
+            print_json(result.report)
+    else:
+        lines = list[str]()
+        rows = run_command("caption", model, inputs=images, format=kind, search=how, batch=batch, device=device)
+        write_text = lines.append if as_json else write_to_stdout
+        result = run_job(rows, out, resume=resume, overwrite=overwrite, write_text=write_text)
+        if as_json:
+            print_json([row for line in lines if "error" not in (row := json.loads(line))])
     result.raise_if_failed()
 
 

@@ -54,6 +54,8 @@ def explain(
     that similar parts have the same color; neighbors shows the most similar images of --data. Both work with any
     model, even one without attention. An image that cannot be read is reported and skipped; the exit code is then 2.
 
+    A captioner describes the photos; the figures show what it attended to when it wrote each word (--layer, --beam).
+
     With --sentence, a text model translates it. The figures show the words that each word reads (cross-attention,
     all heads, self-attention) next to those that it depends on, found by leaving out each word, and the beam search;
     a page shows all of it with lines between the words.

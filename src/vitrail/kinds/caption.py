@@ -1,11 +1,11 @@
 """Models that describe images: an image model that reads, and a decoder that writes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.base.kinds import Kind, name_run_and_code
+from vitrail.base.kinds import Kind, Messages, name_run_and_code, parse_number
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.checkpoint.weight_folders import DECODER_FOLDER, ENCODER_FOLDER, is_captioner_folder
 from vitrail.opening import Opened, open_model
@@ -13,10 +13,13 @@ from vitrail.opening import Opened, open_model
 if TYPE_CHECKING:
     import torch
 
+    from vitrail.base.figures import FigureFolder
     from vitrail.data.captions.collages import CollageImages
     from vitrail.evaluation.caption_evaluation import OpenCaptionEvaluation
+    from vitrail.inspection.explain.explain_files import ExplainResult
     from vitrail.inspection.sentences.known_attention import NounScores
     from vitrail.predict.captioner import Captioner
+    from vitrail.predict.search.settings import SearchSettings
     from vitrail.train.plan import Plan
 
 
@@ -74,6 +77,43 @@ def make_noun_scorer(captioner: "Captioner", count: int | None = None) -> "Calla
     return lambda images: score_nouns(captioner.model, captioner.tokenizer, how, images, device=device, count=count)
 
 
+def explain(
+    model: str,
+    inputs: Sequence[str],
+    output: "FigureFolder",
+    *,
+    search: "SearchSettings | None" = None,
+    beam: int = 4,
+    layer: str | None = None,
+    batch: int = 16,
+    device: str = "auto",
+    messages: Messages,
+) -> "ExplainResult":
+    """Write figures of what a captioner attends to when it writes each word: the mean of all layers, or one."""
+    from vitrail.inspection.sentences.word_attention import DescribedImage, describe_arguments
+    from vitrail.predict.captioner import Captioner
+    from vitrail.predict.search.settings import SearchSettings
+    from vitrail.predict.text_rows import format_caption_lines
+
+    how = search or SearchSettings(beam=beam)
+
+    def print_caption(found: DescribedImage) -> None:
+        lines = format_caption_lines(found.caption, with_scores=how.n_best > 1, files=found.written)
+        messages.on_result(lines.removesuffix("\n"))
+
+    return describe_arguments(
+        Captioner(model, device=device, batch=batch),
+        inputs,
+        how,
+        output,
+        layer=None if layer is None else parse_number("layer", layer),
+        stdin=messages.stdin,
+        on_described=print_caption,
+        on_error=messages.on_error,
+        progress=messages.progress,
+    )
+
+
 def open_source(task: Any, data: Any, *_: Any, **__: Any) -> Any:
     raise ConfigError(
         f"{type(task).__name__} trains on images with captions; expected a vitrail.tasks.caption_source.CaptionSource, "
@@ -94,6 +134,7 @@ KIND = Kind(
         "caption": "vitrail.predict.text_rows:CaptionRows",
         "explore": "vitrail.inspection.explore.caption_explorer:CaptionExplorer",
         "evaluate": "vitrail.kinds.caption:open_evaluation",
+        "explain": "vitrail.kinds.caption:explain",
         "serve": "vitrail.predict.served_texts:ServedCaptioner",
     },
     open=open_captioner,

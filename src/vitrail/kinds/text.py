@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.base.kinds import Kind, Messages, name_run_and_code
+from vitrail.base.kinds import Kind, Messages, name_run_and_code, parse_number
 from vitrail.checkpoint.model_location import locate_or_download_checkpoint
 from vitrail.checkpoint.run_files import FinishedRun
 from vitrail.checkpoint.weight_folders import read_tokenizer_file
@@ -91,15 +91,6 @@ def explain(
     found, written = write_sentence_explanation(opened, sentence, output, beam=beam, layer=number, head=heads)
     messages.on_result(f"{found}; {written[-1]}")
     return ExplainResult([{**found.to_json(), "written": list(map(str, written))}], None)
-
-
-def parse_number(name: str, text: str) -> int:
-    """A layer or head."""
-    try:
-        return int(text)
-    except ValueError:
-        expected = "a number from 0, or -1 for the last" + "; or mean" * (name == "head")
-        raise ConfigError(f"`{name}` {text!r} with `sentence`; expected {expected}") from None
 
 
 def export(
