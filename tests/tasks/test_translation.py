@@ -22,7 +22,7 @@ from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.text.pairs import PairSplits, SentencePairs
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.evaluation.translation_scores import score_translations
+from vitrail.evaluation.text_scores import score_translations
 from vitrail.opening import Opened
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.schedule import Clock, lr_factor

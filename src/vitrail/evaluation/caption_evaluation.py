@@ -11,9 +11,8 @@ from vitrail.base.text import format_count
 from vitrail.data.captions.captions import CaptionedImages, CaptionSplits, open_captions
 from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.image_items import ImageItem
-from vitrail.evaluation.caption_scores import CaptionScores, score_captions
 from vitrail.evaluation.text_evaluation import write_scored_texts
-from vitrail.evaluation.translation_scores import import_sacrebleu
+from vitrail.evaluation.text_scores import CaptionScores, import_sacrebleu, score_captions
 from vitrail.predict.captioner import Captioner
 from vitrail.predict.search.settings import GREEDY, SearchSettings
 

@@ -18,7 +18,7 @@ from vitrail.data.text.batches import EncodedPairs, load_validation_batches
 from vitrail.data.text.pairs import BUILT_IN_PAIRS, UNNAMED_COLUMNS, PairSplits, SentencePairs, open_pairs
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.evaluation.evaluation_data import is_same_data_path
-from vitrail.evaluation.translation_scores import (
+from vitrail.evaluation.text_scores import (
     CorpusScores,
     compute_perplexity,
     import_sacrebleu,

@@ -22,9 +22,8 @@ from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks
-from vitrail.evaluation.caption_scores import score_captions
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.evaluation.translation_scores import is_sacrebleu_installed
+from vitrail.evaluation.text_scores import is_sacrebleu_installed, score_captions
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.text_contract import Memory, TextModel, check_reads_text

@@ -21,7 +21,7 @@ from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.text.tokenizer import TRAINERS, TextTokenizer
 from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.evaluation.translation_scores import (
+from vitrail.evaluation.text_scores import (
     compute_perplexity,
     is_sacrebleu_installed,
     measure_token_loss,
