@@ -6,8 +6,8 @@
 Frames are calls in vitrail's files, in all threads. Of these files, `imported` counts those whose module is executed,
 `used` those of which a function runs. Opens are those of the weights for reading, and `stat` calls those of vitrail's
 functions. CPU seconds are the best of five processes. With --speed instead, the training speed of the second checkout
-relative to the first, in alternating pairs: images per CPU second, on one thread in float32, so that other work on the
-machine counts little.
+relative to the first, in pairs: two processes train by turns, on one thread in float32, and count CPU seconds, so that
+other work on the machine counts little.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import redirect_stdout
 from inspect import CO_NEWLOCALS
 from pathlib import Path
 from typing import Any
@@ -75,18 +76,29 @@ def trace(words: list[str], weights: str, out: Path) -> None:
         _ = out.write_text(json.dumps({**counts, "imported": sorted(imported), "used": sorted(used)}))
 
 
-def run_by_cpu_clock(words: list[str]) -> None:
-    """Run the command line in this process with clocks that count CPU seconds, those of its log too."""
+def run_by_cpu_clock() -> None:
+    """Run each command line that is read, and print its exit code; clocks, those of the log too, count CPU seconds."""
     time.monotonic = time.perf_counter = time.process_time
-    sys.argv = ["vitrail", *words]
-    _ = runpy.run_module("vitrail", run_name="__main__", alter_sys=True)
+    from vitrail.cli import main
+
+    for line in sys.stdin:
+        sys.argv = ["vitrail", *json.loads(line)]
+        try:
+            with redirect_stdout(sys.stderr):
+                main()
+        except SystemExit as end:
+            print(end.code, flush=True)
+
+
+def make_environment(source: Path, folder: Path) -> dict[str, str]:
+    home = str(folder / "home")
+    environment = {**os.environ, "PYTHONPATH": str(source.resolve() / "src"), "HOME": home, "OMP_NUM_THREADS": "1"}
+    return environment | {"XDG_CACHE_HOME": home, "PYTHONPYCACHEPREFIX": f"{home}/bytecode", "HF_HUB_OFFLINE": "1"}
 
 
 def run(source: Path, folder: Path, words: list[str]) -> float:
     """The CPU seconds of a process in the folder, which must succeed."""
-    home = str(folder / "home")
-    environment = {**os.environ, "PYTHONPATH": str(source.resolve() / "src"), "HOME": home, "OMP_NUM_THREADS": "1"}
-    environment |= {"XDG_CACHE_HOME": home, "PYTHONPYCACHEPREFIX": f"{home}/bytecode", "HF_HUB_OFFLINE": "1"}
+    environment = make_environment(source, folder)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     line = [sys.executable, *words]
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -118,19 +130,37 @@ def report_counts(sources: list[Path], folder: Path, given: dict[str, str], list
             print(f"{line.split()[0]:14} {seconds:.2f} CPU seconds  {source}", flush=True)
 
 
+def start_runner(source: Path, folder: Path) -> subprocess.Popen[str]:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    line = [sys.executable, __file__, "--cpu-clock"]
+    return subprocess.Popen(line, cwd=folder, env=make_environment(source, folder), text=True, bufsize=1, **pipes)
+
+
+def ask(process: subprocess.Popen[str], words: list[str]) -> None:
+    """Let a runner run a command line, which must succeed."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    _ = process.stdin.write(f"{json.dumps(words)}\n")
+    code = process.stdout.readline().strip()
+    if code != "0":
+        raise SystemExit(f"{' '.join(words)}: exit code {code or process.wait()}")
+
+
 def report_speed(sources: list[Path], folder: Path, pairs: int) -> None:
+    processes = {source: start_runner(source, folder) for source in sources}
     for name, model in SPEEDS.items():
         line = f"train --recipe scratch --data fashion --model vit_tiny_patch16_224 {model} --batch 100 {SHORT}"
         ratios = list[float]()
-        for pair in range(pairs):
+        for pair in range(pairs + 1):
             speeds = dict[Path, float]()
             for source in sources if pair % 2 else sources[::-1]:
-                out = tempfile.mkdtemp(dir=folder)
-                _ = run(source, folder, [__file__, "--cpu-clock", *line.split(), *FLOAT32.split(), "-o", f"{out}/run"])
-                rows = [json.loads(row) for row in Path(out, "run", "log.jsonl").read_text().splitlines()]
+                out = Path(tempfile.mkdtemp(dir=folder), "run")
+                ask(processes[source], [*line.split(), *FLOAT32.split(), "-o", str(out)])
+                rows = [json.loads(row) for row in (out / "log.jsonl").read_text().splitlines()]
                 key = "images_per_second"
                 speeds[source] = statistics.median(row[key] for row in rows if key in row)
-            ratios.append(speeds[sources[1]] / speeds[sources[0]])
+            if pair:  # the first one warms up
+                ratios.append(speeds[sources[1]] / speeds[sources[0]])
         print(f"{name}: {statistics.median(ratios):.3f}, median of {pairs}; {sorted(ratios)}", flush=True)
 
 
@@ -138,7 +168,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--trace"]:
         return trace(sys.argv[4:], sys.argv[3], Path(sys.argv[2]))
     if sys.argv[1:2] == ["--cpu-clock"]:
-        return run_by_cpu_clock(sys.argv[2:])
+        return run_by_cpu_clock()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     _ = parser.add_argument("checkouts", type=Path, nargs="+", help="for --speed two: before and after")
     models = {"weights": "cct_cifar10", "photo": "example:cat", "translator": "transformer_tatoeba"}
