@@ -47,3 +47,12 @@ def test_message_and_exit_code(vitrail_: Callable[..., Any], words: tuple[object
     done = vitrail_(*words)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert done.err.startswith(f"vitrail: {words[-2]} {words[-1]}; expected at most ")
+
+
+def test_a_model_that_does_not_fit_into_memory(vitrail_: Callable[..., Any]) -> None:
+    """Its table of positions would have 281 TB."""
+    sizes = ("--set", "patch_size=1", "--set", "width=1048576", "--set", "heads=1", "--image-size", 8192)
+    done = vitrail_("train", "--model", "ViT-Ti/16", *sizes, "--dry-run")
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert done.err.startswith("vitrail: there is not enough memory: ")
+    assert done.err.endswith("; use a smaller model, image size or batch\n")

@@ -370,6 +370,7 @@ OF_TOYS: Invalid = {  # in place of those of the case
         ({"norm_eps": float("nan")}, r"norm_eps is nan; expected more than 0"),
         ({"layer_scale": float("inf")}, r"layer_scale is inf; expected at most 1,048,576"),
         ({"image_size": (0, 8)}, r"image_size is \(0, 8\); expected more than 0"),
+        ({"image_size": 999_999}, r"image_size is 999999×999999; expected at most 67,108,864 pixels"),
         ({"registers": -1}, r"registers is -1; expected at least 0"),
         ({"layer_scale": "x"}, r"layer_scale is 'x'; expected a number or none"),
         ({"dropout": 1.0}, r"dropout is 1.0; expected at least 0 and less than 1"),

@@ -6,6 +6,7 @@ A name of two words is a command in a group: `vitrail study cost` is the functio
 
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ LONG_RUNNING_COMMANDS = ("train", "distill", "pretrain", "ablate", "study")  # t
 OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # not needed to predict with an exported model
 # of fields whose option has another name; `task` is set in a recipe only
 OPTION_NAMES = {"fields": "--set", "of_class": "--class", "out": "-o", "source": "--from", "task": "task"}
+OUT_OF_MEMORY = re.compile("allocate memory|out of memory")  # in a RuntimeError of torch
 USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # not bugs of vitrail
 
 
@@ -132,6 +134,12 @@ def main() -> NoReturn:
             "predict, embed and bench work on a folder that `vitrail export` wrote",
             file=sys.stderr,
         )
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and OUT_OF_MEMORY.search(str(error)) is None:
+            raise
+        where = f"there is not enough memory: {describe_error(error)}"
+        print(f"vitrail: {where}; use a smaller model, image size or batch", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # as in `vitrail models | head`
         redirect_to_devnull(sys.stdout)

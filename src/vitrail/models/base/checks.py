@@ -18,6 +18,7 @@ RATE = {"rate": True}  # from 0 to less than 1
 SHARE = {"share": True}  # from 0 to 1
 SEED = {"seed": True}  # from 0 to MAX_SEED, such as a date
 MAX_VALUE = 2**20  # of any number in a config, so that products fit into 64 bits
+MAX_PIXELS = 2**26  # of an input; larger images are not read by default
 MAX_SEED = 2**31 - 1
 
 TYPE_DESCRIPTIONS = {
@@ -78,7 +79,13 @@ def check_fields(config: "DataclassInstance") -> None:
         check_range(field.name, value, field.metadata)
         if type(value) is int and float in (hint, *get_args(hint)) and int not in get_args(hint):
             value = float(value)  # layer_scale=1 would make weights of int64
-        object.__setattr__(config, field.name, pair(value) if hint == Size else value)
+        if hint == Size:
+            value = pair(value)
+            if value[0] * value[1] > MAX_PIXELS:
+                raise ConfigError(
+                    f"{field.name} is {value[0]}×{value[1]}; expected at most {MAX_PIXELS:,} pixels, as of images"
+                )
+        object.__setattr__(config, field.name, value)
 
 
 def is_none(value: Any) -> bool:
