@@ -9,7 +9,8 @@ from vitrail.cli.options.groups import SPEED
 from vitrail.cli.options.values import check_minimum
 
 ENGINE_HELP = (
-    "eager, compiled, bfloat16 run in torch, onnx, int8 are exported; auto measures once and uses the fastest."
+    "Engine: eager, compiled and bfloat16 run in torch, onnx and int8 are exported; auto measures once and uses the "
+    "fastest."
 )
 EXACT_HELP = "Allow only engines within 0.0001 of the model in float32, and decode images at full size."
 FAST_HELP = "Allow int8 and bfloat16, too, if they agree on a sample of the images."
