@@ -1,11 +1,10 @@
 """A browser for the tests of pages."""
 
-import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from support.browser_pages import CHROMIUM_ARGUMENTS
+from support.chromium import open_chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -13,12 +12,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
-    """Headless Chromium for one test file: while it is open, an event loop runs in this thread."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `test`")
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("needs Chromium: make browser")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=list(CHROMIUM_ARGUMENTS))
+    """One for each test file."""
+    with open_chromium() as opened:
         yield opened
-        opened.close()

@@ -175,7 +175,7 @@ function draw(names) {
 function writeLink() {
   const [pane] = panes;
   if (!pane || wanted) return;
-  history.replaceState(null, "", toLink({ patch: pane.explained?.patchAt?.(state.asking) ?? null, layer: state.layer === null ? null : layerOf(pane.layers) }));
+  history.replaceState(null, "", toLink({ reads: pane.reads, patch: pane.explained?.patchAt?.(state.asking) ?? null, layer: state.layer === null ? null : layerOf(pane.layers) }));
 }
 
 /** Take over what the address says: models, view, photo; what it cannot hold is asked for. */

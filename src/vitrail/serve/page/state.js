@@ -13,7 +13,6 @@ export const state = {
   photo: null, // {name, blob, bytes, bitmap, digest, example}
   text: "",
   word: null, // of a caption or a sentence
-  side: "weights", // of a text model
   brushing: false,
 };
 
@@ -52,15 +51,15 @@ function flush() {
 /** The layer of a model with so many layers. */
 export const layerOf = (layers) => (state.layer === null ? layers - 1 : Math.round(state.layer * (layers - 1)));
 
-const VALUES = { view: String, head: (text) => (text === "mean" ? text : Number(text)), side: String };
+const VALUES = { view: String, head: (text) => (text === "mean" ? text : Number(text)) };
 
 /** The state as the fragment of an address. `patch` is [row, column] and `layer` a number, of the first model. */
-export function toLink({ patch, layer }) {
+export function toLink({ patch, layer, reads }) {
   const words = new URLSearchParams();
   words.set("model", state.models[0]);
   if (state.models[1]) words.set("with", state.models[1]);
-  if (state.photo) words.set("photo", state.photo.example ? `example:${state.photo.example}` : `sha256:${state.photo.digest}`);
-  if (state.text) words.set("text", state.text);
+  if (reads === "text" && state.text) words.set("text", state.text);
+  else if (state.photo) words.set("photo", state.photo.example ? `example:${state.photo.example}` : `sha256:${state.photo.digest}`);
   for (const name of Object.keys(VALUES)) words.set(name, state[name]);
   if (layer !== null) words.set("layer", layer);
   if (patch) words.set("patch", patch.join(","));

@@ -25,7 +25,7 @@ export function startTour() {
   if (store.get()) return;
   const card = find("#tour");
   let step = -1;
-  const mark = (on) => step >= 0 && find(PLACES[TOUR[step][0]])?.classList.toggle("toured", on);
+  const mark = (on) => TOUR[step] && find(PLACES[TOUR[step][0]])?.classList.toggle("toured", on);
   const finish = () => {
     mark(false);
     card.hidden = true;
