@@ -35,7 +35,7 @@ def test_pages_use_variables_of_the_table_alone() -> None:
     """A page names no color but that of a figure, which is white in dark pages too, and of paper in print."""
     from vitrail.report.html_page import STYLESHEET
 
-    style = STYLESHEET + (PACKAGE / "report" / "templates" / "attention_lines.css").read_text("utf-8")
+    style = STYLESHEET + (PACKAGE / "serve" / "page" / "word_lines.css").read_text("utf-8")
     assert set(re.findall(r"#[0-9a-fA-F]{3,6}\b", style)) == {"#fff", "#000"}
     known = set(re.findall(r"--([a-z]+):", css_variables()))
     used = set(re.findall(r"var\(--([a-z]+)", style))

@@ -102,11 +102,15 @@ def open_explorer(
             if request.method == "GET" and not path.startswith("/examples/"):
                 shown.bytes += request.sizes()["responseBodySize"]
 
+        def refuse(dialog: Any) -> None:
+            shown.errors.append(dialog.message)
+            dialog.dismiss()
+
         page.on("request", note)
         page.on("requestfinished", measure)
         page.on("console", lambda line: shown.errors.append(line.text) if line.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: shown.errors.append(str(error)))
-        page.on("dialog", lambda dialog: (shown.errors.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", refuse)
         page.goto(f"{address}/{fragment}")
         yield shown
         assert not shown.foreign

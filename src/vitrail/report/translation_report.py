@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import vitrail
 from vitrail import __version__
 from vitrail.base.errors import ConfigError
 from vitrail.base.figures import CaptionedFigure, FigureFile, FigureFolder, new_figure
@@ -35,10 +36,9 @@ from vitrail.inspection.sentences.word_occlusion import (
 from vitrail.opening import Opened
 from vitrail.report.html_page import FigurePage, PageSection, escape_html, render_page, write_page
 
-SCRIPT_FILE, STYLE_FILE = (
-    Path(__file__).with_name("templates") / "attention_lines.js",
-    Path(__file__).with_name("templates") / "attention_lines.css",
-)
+PAGE_FOLDER = Path(vitrail.__file__).parent / "serve" / "page"  # of `vitrail serve`, which draws the same lines
+SCRIPT_FILES = (PAGE_FOLDER / "word_lines.js", Path(__file__).with_name("templates") / "attention_lines.js")
+STYLE_FILE = PAGE_FOLDER / "word_lines.css"
 MAX_NAME_LENGTH = 40  # characters of a file name that come from the sentence
 MAX_ALTERNATIVES = 10
 FIGURE_NAMES = ("attention", "heads", "self-attention", "beam")
@@ -181,9 +181,15 @@ def render_translation_page(explained: ExplainedSentence) -> str:
         read.translation or "An empty translation",
         f"{read.sentence}\n\n{capitalise(explained.verdict)}.",
         sections,
-        script=SCRIPT_FILE.read_text("utf-8"),
+        script=join_modules(SCRIPT_FILES),
         style=STYLE_FILE.read_text("utf-8"),
     )
+
+
+def join_modules(files: Sequence[Path]) -> str:
+    """One script of several modules, which need no import when they follow each other."""
+    text = "\n".join(each.read_text("utf-8") for each in files)
+    return f'"use strict";\n{text.replace("export function", "function")}'
 
 
 @dataclass(frozen=True)

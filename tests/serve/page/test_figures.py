@@ -26,13 +26,18 @@ def explainer() -> vitrail.Explainer:
 def test_attention_is_that_of_the_explainer(
     browser: "Browser", address: str, explainer: vitrail.Explainer, head: Literal["mean"] | int, patch: str
 ) -> None:
+    row, heads = 1 + int(patch[0]) * 4 + int(patch[2]), [0, 1] if head == "mean" else [head]
     for layer in (0, LAYERS - 1):
         fragment = f"#model={MODEL}&photo=example:cat&view=attention&head={head}&layer={layer}&patch={patch}"
         with open_explorer(browser, address, fragment) as shown:
             shown.wait_for_check()
-            found = shown.read_arrays()["map"] / 16
-        expected = explainer.explain("example:cat", "attention", layer=layer, head=head, token=patch).map
-        assert np.abs(found - expected).max() <= 0.002 * expected.max() + 1e-6
+            arrays = shown.read_arrays()
+        attention = explainer.explain("example:cat", "heads", layer=layer, token=patch).attention
+        assert attention is not None
+        expected = attention[heads].mean(0)[1:].reshape(GRID)
+        scale = arrays["scale"][layer, heads, row]
+        patches = (arrays["maps"][layer, heads, row, 1:].sum(-1) * scale / 255).mean()  # the map is divided by this sum
+        assert np.abs(arrays["map"] / 16 * patches - expected).max() <= 0.002 * scale.max()
 
 
 def test_rollout_and_relevance_are_those_of_the_explainer(

@@ -13,7 +13,7 @@ def test_a_sentence_is_translated_and_each_word_checked(browser: "Browser", addr
         shown.wait_for_check()
         assert shown.text(".pane .title") == "I have a lot to do."
         assert shown.page.locator(".matrix tbody tr").count() == 8
-        shown.page.hover(".target .word >> nth=3")
+        shown.page.hover(".written li >> nth=3")
         shown.page.wait_for_selector(".status:has-text('“lot” looks most at “viel”')")
         assert "“lot”" in shown.text(".check .about")
         assert "would have said" in shown.text(".would")
@@ -21,7 +21,7 @@ def test_a_sentence_is_translated_and_each_word_checked(browser: "Browser", addr
         assert weights.shape == (3, 4, 8, 7)
         shown.page.click("#tab-decoder")
         shown.page.wait_for_selector(".check:has-text('Only what the output looks at')")
-        assert shown.page.locator(".source .word").first.inner_text() == "<s>"
+        assert shown.page.locator(".read li").first.inner_text() == "<s>"
 
 
 def test_another_sentence_is_translated(browser: "Browser", address: str) -> None:

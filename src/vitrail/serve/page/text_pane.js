@@ -2,10 +2,11 @@
 
 import { drawCheck } from "./answer.js";
 import { viridis } from "./colors.js";
-import { find, make, notify, say, write } from "./dom.js";
+import { find, make, notify, say, svg, write } from "./dom.js";
 import { drawStrip, range } from "./figures.js";
 import { layerOf, redraw, state } from "./state.js";
 import { explore } from "./wire.js";
+import { connectWords } from "./word_lines.js";
 import { percent, shorten } from "./words.js";
 
 const MOST = 64; // words a side in the matrix; a longer sentence is shown up to here
@@ -35,7 +36,7 @@ export class TextPane {
     const cell = (event) => event.target.closest?.("[data-row]");
     const point = (event) => {
       const at = cell(event);
-      if (at) act.word({ side: "matrix", row: Number(at.dataset.row), column: at.dataset.column === undefined ? null : Number(at.dataset.column) });
+      if (at) act.word({ row: Number(at.dataset.row) });
     };
     table.addEventListener("pointerover", point);
     table.addEventListener("focusin", point);
@@ -62,7 +63,7 @@ export class TextPane {
     write(find(".status", this.parts.pane), "Translating …");
     try {
       this.explained = await explore(this.name, text, { part: "all" }, signal);
-      this.checked = null;
+      Object.assign(this, { checked: null, cached: new Map() });
       notify("");
       redraw();
       this.checked = await explore(this.name, text, { part: "check" }, signal);
@@ -80,13 +81,16 @@ export class TextPane {
 
   /** Weights of a layer: the mean of the heads or one head, (rows, columns). */
   weights(layer, head) {
+    const key = `${state.view} ${layer} ${head}`;
+    if (this.cached.get(key)) return this.cached.get(key);
     const { data, shape: [, heads, rows, columns] } = this.explained.arrays[state.view], size = rows * columns;
     const chosen = head === "mean" ? Array.from({ length: heads }, (_, n) => n) : [head], found = new Float32Array(size);
     for (const each of chosen) {
       const start = (layer * heads + each) * size;
       for (let i = 0; i < size; i++) found[i] += data[start + i] / chosen.length;
     }
-    return { values: found, rows, columns };
+    this.cached.set(key, { values: found, rows, columns });
+    return this.cached.get(key);
   }
 
   draw(names) {
@@ -117,7 +121,7 @@ export class TextPane {
     const card = find(".check", this.parts.pane), { checked } = this;
     if (state.view !== "weights") return drawCheck(card, null, "", "Only what the output looks at in the input is checked.");
     if (!checked) return drawCheck(card, null);
-    const { probability, without } = checked.arrays, inputs = without.shape[1], row = state.word?.side !== "target-line" && state.word?.row !== undefined ? state.word.row : this.lastRow ?? 0;
+    const { probability, without } = checked.arrays, inputs = without.shape[1], row = state.word?.row ?? this.lastRow ?? 0;
     if (row >= rows.length || !inputs) return;
     this.lastRow = row;
     const shares = values.subarray(row * width, row * width + inputs), best = shares.indexOf(Math.max(...shares));
@@ -160,45 +164,35 @@ export class TextPane {
     return canvas;
   }
 
-  /** Both lines of words: the one that is pointed at, and how strongly it looked at each of the others. */
+  /** Both columns of words, with lines from the word that is pointed at to those that it looked at. */
   drawWords({ values, columns: width }, rows, columns, sides) {
-    const { pane } = this.parts, at = state.word, { about } = this.explained;
-    const asked = at === null ? null : at.side === "target-line" ? { column: at.row } : { row: at.row };
-    const shade = (row, column) => values[row * width + column];
-    const mark = (place, words, side, strength, chosen) => {
-      const spans = words.map((word, n) => {
-        const token = make("span", { className: `word${n === chosen ? " chosen" : ""}`, tabIndex: 0,
-          onpointerenter: () => this.act.word({ side: `${side}-line`, row: n }), onfocus: () => this.act.word({ side: `${side}-line`, row: n }) }, word);
-        if (strength) token.style.setProperty("--share", String(Math.min(strength(n), 1)));
-        return token;
-      });
-      const focused = [...place.children].indexOf(document.activeElement);
-      if (place.childElementCount === spans.length) {
-        spans.forEach((token, n) => {
-          const old = place.children[n];
-          write(old, token.textContent);
-          old.className = token.className;
-          old.style.setProperty("--share", strength ? String(Math.min(strength(n), 1)) : "0");
-        });
-      } else place.replaceChildren(...spans);
-      if (focused >= 0 && document.activeElement === document.body) place.children[focused]?.focus();
-    };
-    const most = asked === null ? 1 : Math.max(...(asked.row !== undefined ? columns.map((_, n) => shade(asked.row, n)) : rows.map((_, n) => shade(n, asked.column))), 1e-9);
-    mark(find(".target", pane), rows, "source", asked?.column !== undefined ? (n) => shade(n, asked.column) / most : null, asked?.row ?? null);
-    mark(find(".source", pane), columns, "target", asked?.row !== undefined ? (n) => shade(asked.row, n) / most : null, asked?.column ?? null);
-    find(".source-name", pane).textContent = sides[1] === "source" ? "input" : "output";
-    find(".target-name", pane).textContent = sides[0] === "target" ? "output" : "input";
-    for (const cell of pane.querySelectorAll(".matrix [data-row]")) cell.classList.toggle("lit", asked?.row === Number(cell.dataset.row));
+    const { pane } = this.parts, place = find(".lines", pane), key = JSON.stringify([rows, columns]), { about } = this.explained;
+    if (place.dataset.key !== key) {
+      place.dataset.key = key;
+      const list = (side, words, name) => make("ol", { className: side, "aria-label": name },
+        ...words.map((word) => make("li", { tabIndex: 0 }, make("bdi", {}, word))));
+      find(".sides", place).replaceChildren(list("read", columns, sides[1] === "source" ? "input" : "output"),
+        make("div", { className: "ties" }, svg("svg", { "aria-hidden": "true", preserveAspectRatio: "none" })),
+        list("written", rows, sides[0] === "target" ? "output" : "input"));
+      this.lines = connectWords(place, (pointed) => this.act.word(pointed && (pointed[0] ? { row: pointed[1] } : { column: pointed[1] })));
+      this.drawn = null;
+    }
+    if (this.drawn !== values) this.lines.show(rows.map((_, row) => Array.from(values.subarray(row * width, row * width + columns.length))), { largest: 1, format: percent });
+    this.drawn = values;
+    const { row, column } = state.word ?? {}, shade = (from, to) => values[from * width + to];
+    const asksRow = row !== undefined && row < rows.length, asksColumn = !asksRow && column !== undefined && column < columns.length;
+    this.lines.point(asksRow ? [1, row] : asksColumn ? [0, column] : null);
+    for (const cell of pane.querySelectorAll(".matrix [data-row]")) cell.classList.toggle("lit", asksRow && row === Number(cell.dataset.row));
     let line = `Point at a word to see what it looked at. ${about.score === undefined ? "" : `Score ${Number(about.score).toFixed(2)}.`}`;
-    if (asked?.row !== undefined) {
-      const best = columns.reduce((top, _, n) => (shade(asked.row, n) > shade(asked.row, top) ? n : top), 0);
-      line = `“${rows[asked.row]}” looks most at “${columns[best]}”, ${percent(shade(asked.row, best))}`;
-    } else if (asked?.column !== undefined) {
-      const best = rows.reduce((top, _, n) => (shade(n, asked.column) > shade(top, asked.column) ? n : top), 0);
-      line = `“${columns[asked.column]}” is looked at most by “${rows[best]}”, ${percent(shade(best, asked.column))}`;
+    if (asksRow) {
+      const best = columns.reduce((top, _, n) => (shade(row, n) > shade(row, top) ? n : top), 0);
+      line = `“${rows[row]}” looks most at “${columns[best]}”, ${percent(shade(row, best))}`;
+    } else if (asksColumn) {
+      const best = rows.reduce((top, _, n) => (shade(n, column) > shade(top, column) ? n : top), 0);
+      line = `“${columns[column]}” is looked at most by “${rows[best]}”, ${percent(shade(best, column))}`;
     }
     write(find(".status", pane), line);
-    if (asked) say(line);
+    if (asksRow || asksColumn) say(line);
   }
 
   close() {
