@@ -24,7 +24,7 @@ from vitrail.data.photos import PHOTO_FOLDER
 
 FOLDER = Path(__file__).parent
 DESKTOP, PHONE = (1200, 860), (360, 780)
-COLORS = 96  # of a PNG in the docs
+COLORS = 256  # of a PNG in the docs
 READY = ".check:not(.stale) .result > *"
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
