@@ -3,7 +3,9 @@
 import http.client
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
@@ -14,11 +16,16 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
+import functools, json, sys
 from vitrail.base.kinds import KINDS
 KINDS["digits"] = "support.toy_served"
+if changes := json.loads(sys.argv.pop(1)):
+    from vitrail.serve import settings
+    settings.ServeSettings = functools.partial(settings.ServeSettings, **changes)
 from vitrail.cli import main
 main()
 """
+METRIC = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 class Answer(NamedTuple):
@@ -56,13 +63,38 @@ class Server:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.ask("POST", path, body, named)
 
+    def read_metrics(self, name: str) -> dict[str, float]:
+        """The values of a metric by its labels, as Prometheus writes them."""
+        found = METRIC.findall(self.get("/metrics").body.decode())
+        return {labels: float(value) for each, labels, value in found if each == name}
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
 
 @contextmanager
-def run_server(*words: object, env: Mapping[str, str] | None = None, log: Path | None = None) -> Generator[Server]:
-    """A server that is ready; it is stopped at the end."""
+def run_server(
+    *words: object,
+    settings: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> Generator[Server]:
+    """A server that is ready; it is stopped at the end. `settings` are those that have no option."""
     folders = [str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     given = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})}
-    command = [sys.executable, "-c", PROGRAM, "serve", *map(str, words), "--port", "0"]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        json.dumps(dict(settings or {})),
+        "serve",
+        *map(str, words),
+        "--port",
+        "0",
+    ]
     with Path(log or os.devnull).open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=given)
     assert process.stdout is not None

@@ -31,7 +31,7 @@ def serve(
     token_file: Annotated[Path | None, Parameter(group=NETWORK)] = None,
     admin_token_file: Annotated[Path | None, Parameter(group=NETWORK)] = None,
     allow_anonymous: Annotated[bool, Parameter(negative=(), group=NETWORK)] = False,
-    proxy: Annotated[bool, Parameter(negative=(), group=NETWORK)] = False,
+    proxy: Annotated[str | None, Parameter(group=NETWORK)] = None,
     max_wait: Annotated[float, Parameter(group=LIMITS)] = 0.5,
     timeout: Annotated[float, Parameter(group=LIMITS)] = 5.0,
     max_body: Annotated[float, Parameter(group=LIMITS)] = 16.0,
@@ -83,7 +83,8 @@ def serve(
     allow_anonymous
         Accept requests of other machines without a token.
     proxy
-        Trust the X-Forwarded headers of a reverse proxy on this machine.
+        Name by which a reverse proxy on this machine is reached: photos.example.org. Its X-Forwarded headers are
+        trusted.
     max_wait
         Seconds that a request may be expected to wait; else it is refused.
     timeout

@@ -1,6 +1,6 @@
 """The routes of the service as one ASGI application. No middleware of Starlette's hides that a client has left."""
 
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from vitrail.serve.guard import Guard
@@ -12,6 +12,9 @@ from vitrail.serve.service import Service
 
 
 def build_app(service: Service) -> ASGIApp:
+    return Guard(Router(list_routes(service), redirect_slashes=False), service)
+
+
+def list_routes(service: Service) -> list[Route]:
     groups = (PredictionRoutes, InferenceRoutes, PageRoutes, HealthRoutes)
-    routes = [route for group in groups for route in group(service).list_routes()]
-    return Guard(Router(routes, redirect_slashes=False), service)
+    return [route for group in groups for route in group(service).list_routes()]

@@ -66,7 +66,7 @@ class BodyReader:
             raise RequestError(499, "the client is gone", "gone") from None
         if encoding == "identity":
             return bytes(body)
-        plain = self.inflate(bytes(body))
+        plain = await asyncio.to_thread(self.inflate, bytes(body))
         held[0] += len(plain)
         self.buffered += len(plain)
         return plain

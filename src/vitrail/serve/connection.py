@@ -14,13 +14,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from vitrail.serve.settings import ServeSettings
 
 MAX_HEADER_BYTES = 64 * 1024
+LAST_SECONDS = 0.5  # in which a connection without a request is kept at the end
 
 
 class BoundedConnection(HttpToolsProtocol):
     """One connection; `make_connection_class` gives it the settings."""
 
     settings: ServeSettings
-    on_rejected: Callable[[str], object]
+    on_rejected: Callable[[int, str], object]
     timer: asyncio.TimerHandle | None = None  # of the request that is being received
     write_timer: asyncio.TimerHandle | None = None
     header_bytes = 0
@@ -32,6 +33,17 @@ class BoundedConnection(HttpToolsProtocol):
             self.refuse(429, "too many connections; try again in 1 s", "full", b"retry-after: 1\r\n")
         else:
             self.start_timer(self.settings.header_timeout)
+
+    def shutdown(self) -> None:
+        """A request that is on its way is still answered; the guard closes the connection after its answer."""
+        if self.is_idle:
+            self.loop.call_later(min(LAST_SECONDS, self.settings.drain), self.close_if_idle)
+        else:
+            super().shutdown()
+
+    def close_if_idle(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_timer()
@@ -89,7 +101,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def refuse(self, status: int, message: str, reason: str, headers: bytes = b"") -> None:
         """Answer without the application, and close."""
-        self.on_rejected(reason)
+        self.on_rejected(status, reason)
         self.stop_timer()
         body = json.dumps({"error": message}).encode()
         length = f"content-length: {len(body)}\r\n".encode()
@@ -122,7 +134,9 @@ class BoundedConnection(HttpToolsProtocol):
         self.start_write_timer()
 
 
-def make_connection_class(settings: ServeSettings, on_rejected: Callable[[str], object]) -> type[BoundedConnection]:
+def make_connection_class(
+    settings: ServeSettings, on_rejected: Callable[[int, str], object]
+) -> type[BoundedConnection]:
     """uvicorn makes the instances."""
     members = {"settings": settings, "on_rejected": staticmethod(on_rejected)}
     return type("Connection", (BoundedConnection,), members)

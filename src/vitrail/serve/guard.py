@@ -1,6 +1,7 @@
 """Around every request: who may ask, the headers of every answer, errors as one line of JSON, the log, the counters."""
 
 import traceback
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,7 +16,6 @@ from vitrail.serve.request_errors import RequestError
 from vitrail.serve.request_log import choose_request_id, read_trace, write_log
 from vitrail.serve.scheduler import Work
 from vitrail.serve.service import Service, check_bearer
-from vitrail.serve.settings import LOCAL_NAMES
 
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -86,7 +86,7 @@ class Guard:
         return None
 
     def check(self, request: Request) -> None:
-        check_origin(request, local=self.service.settings.is_local)
+        check_origin(request, self.service.settings.known_hosts)
         token, path = self.service.settings.token, request.scope["path"]
         public = request.method in ("GET", "HEAD") and (path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDERS))
         if token is not None and not public and not path.startswith(ADMIN_FOLDER):
@@ -139,12 +139,12 @@ def sum_timings(request: Request) -> dict[str, float]:
     return {**found, "queue": max(timings["queue"] for timings in done)}
 
 
-def check_origin(request: Request, *, local: bool) -> None:
+def check_origin(request: Request, known: Sequence[str] | None) -> None:
     """Refuse pages of other sites, which could otherwise ask through the browser of a person on this machine."""
     host = request.headers.get("host", "")
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    if local and name.lower() not in LOCAL_NAMES:
-        raise RequestError(403, f"the host is {host[:100]!r}; expected {' or '.join(LOCAL_NAMES)}", "auth")
+    if known is not None and name.lower() not in known:
+        raise RequestError(403, f"the host is {host[:100]!r}; expected {' or '.join(known)}", "auth")
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
         raise RequestError(403, f"the origin is {origin[:100]!r}; expected the page of this server", "auth")

@@ -62,8 +62,8 @@ class InferenceRoutes:
         request.state.model = model.name
         admit_request(service, request, model)
         with service.bodies.count() as held:
-            body = await service.bodies.read(request, held)
-            asked = read_infer_request(body, request.headers.get(HEADER_LENGTH), model.served)
+            header_length = request.headers.get(HEADER_LENGTH)
+            asked = read_infer_request(await service.bodies.read(request, held), header_length, model.served)
             settings = model.served.parse_settings(asked.parameters)
             names = list(dict.fromkeys(each.tensor.name for each in asked.outputs))
             seconds = min(asked.seconds or service.settings.timeout, service.settings.timeout)

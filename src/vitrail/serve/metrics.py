@@ -56,6 +56,11 @@ class Metrics:
             self.model_info.remove(*list_labels(before))
         self.model_info.labels(*list_labels(model)).set(1)
 
+    def count_refusal(self, status: int, reason: str) -> None:
+        """What a connection refused before there was a request."""
+        self.requests.labels("", "connection", status).inc()
+        self.rejected.labels(reason).inc()
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
 

@@ -63,8 +63,7 @@ class PredictionRoutes:
         request.state.model = model.name
         admit_request(service, request, model)
         with service.bodies.count() as held:
-            body = await service.bodies.read(request, held)
-            asked = read_request(body, request.query_params, model.served)
+            asked = read_request(await service.bodies.read(request, held), request.query_params, model.served)
             settings = model.served.parse_settings(asked.parameters)
             return asked, settings, await run_items(service, request, model, asked.items, settings, [output])
 

@@ -129,8 +129,8 @@ class Lane:
             except Exception as failure:  # the request reports it
                 found, error = None, failure
             del self.running[here]
-            used = monotonic() - start
-            self.means[work.queue] += SMOOTHING * (used - self.means[work.queue])
+            if error is None:  # an item that cannot be read is quicker than others
+                self.means[work.queue] += SMOOTHING * (monotonic() - start - self.means[work.queue])
             loop = work.future.get_loop()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(resolve, work.future, found, error)

@@ -4,7 +4,8 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 
@@ -51,6 +52,26 @@ class DrainingServer(uvicorn.Server):
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         yield
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept who has connected already: closing the port would reset them."""
+        loop, accepted = asyncio.get_running_loop(), list[socket.socket]()
+        for listening in sockets or ():
+            listening.setblocking(False)
+            with suppress(OSError):  # nobody is left
+                while True:
+                    accepted.append(listening.accept()[0])
+        for server in self.servers:
+            server.close()
+        for each in accepted:
+            each.setblocking(False)
+            await loop.connect_accepted_socket(self.make_connection, each)
+        await super().shutdown(sockets)
+
+    def make_connection(self) -> asyncio.Protocol:
+        """As uvicorn does for each connection that it accepts."""
+        make: Any = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
     def reload(self) -> None:
         self.reloads = asyncio.ensure_future(self.service.reload_all())
 
@@ -73,14 +94,14 @@ def serve_models(models: Sequence[str], settings: ServeSettings, on_ready: Calla
     service = Service(table, settings)
     config = uvicorn.Config(
         build_app(service),
-        http=make_connection_class(settings, lambda reason: service.metrics.rejected.labels(reason).inc()),
+        http=make_connection_class(settings, service.metrics.count_refusal),
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="critical",
         access_log=False,
         server_header=False,
-        proxy_headers=settings.proxy,
+        proxy_headers=settings.proxy is not None,
         timeout_keep_alive=int(settings.keep_alive),
     )
     host, port = listening.getsockname()[:2]

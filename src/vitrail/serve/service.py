@@ -123,7 +123,7 @@ class Service:
             for work in works:
                 if not work.future.done():
                     lane.cancel(work)
-            answered.cancel()
+                    work.future.cancel()  # its result or error is not waited for
 
 
 async def wait_for_disconnect(request: Request) -> None:

@@ -20,7 +20,7 @@ class ServeSettings:
     token: str | None = None  # that every request has to carry
     admin_token: str | None = None  # for reloading models
     allow_anonymous: bool = False  # other machines, without a token
-    proxy: bool = False  # trust X-Forwarded-For of a reverse proxy on this machine
+    proxy: str | None = None  # the name by which a reverse proxy on this machine is reached
     max_wait: float = 0.5  # expected in the queue, else the request is rejected
     max_explore_wait: float = 10.0  # the same for explanations
     timeout: float = 5.0  # until a prediction is answered
@@ -54,6 +54,13 @@ class ServeSettings:
                 f"`host` {self.host} can be reached from other machines; give a `token_file`, or `allow_anonymous` for "
                 "everyone in the network"
             )
+
+    @property
+    def known_hosts(self) -> tuple[str, ...] | None:
+        """What the header Host may say; None is anything."""
+        if not self.is_local:
+            return None
+        return LOCAL_NAMES if self.proxy is None else (*LOCAL_NAMES, self.proxy.lower())
 
     @property
     def is_local(self) -> bool:
