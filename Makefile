@@ -13,7 +13,7 @@ setup: $(READY)
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) -e .
+	$(PIP) -e '.[serve]'
 	touch $@
 
 $(READY): $(CORE)

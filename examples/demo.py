@@ -90,6 +90,7 @@ def print_next_steps(folder: Path) -> None:
     print("\n".join(f"{command:{width}}    # {text}" for command, text in steps))
     print(f"\nfigure  {folder}/explained/{Path(EXPLAINED_FILE).stem}.grad-rollout.png")
     print(f"report  {folder}/report.html, open it in a browser")
+    print(f"page    vitrail serve {folder}, then open http://127.0.0.1:8000/")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from support.doc_pages import (
     BLOCK,
     check_command,
     check_step_without_running,
+    end_background_processes,
     find_difference,
     matches_line,
     read_steps,
@@ -59,6 +60,7 @@ SLOW_EXAMPLES = (
     "caption runs/captions photos -o words --arrays",
     "probe runs/demo vit_fashion --data fashion",
 )  # the pages run these commands by default
+ENDLESS_EXAMPLE = "serve"  # tests/serve runs it
 SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")
 
 
@@ -76,13 +78,14 @@ def pages_with_steps() -> Iterator[Any]:
 def test_page_works_as_copied(page: Path, slow: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    for step in read_steps(page):
-        if step.mark == "network" or (step.mark == "slow" and not slow):
-            check_step_without_running(step)
-            continue
-        printed = run_step(step)
-        difference = None if step.shown is None else find_difference(step.shown, printed)
-        assert difference is None, f"{step.text}\n{difference}\nall of it:\n{printed}"
+    with end_background_processes():
+        for step in read_steps(page):
+            if step.mark == "network" or (step.mark == "slow" and not slow):
+                check_step_without_running(step)
+                continue
+            printed = run_step(step)
+            difference = None if step.shown is None else find_difference(step.shown, printed)
+            assert difference is None, f"{step.text}\n{difference}\nall of it:\n{printed}"
 
 
 @pytest.mark.parametrize(("size", "crop"), [(224, 0.9), (224, 0.875), (33, 0.95), (32, 1.0)])
@@ -131,10 +134,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mark_slow_examples() -> Iterator[Any]:
     for words in help_examples():
+        if words.startswith(ENDLESS_EXAMPLE):
+            continue
         yield pytest.param(words, marks=pytest.mark.slow) if words.startswith(SLOW_EXAMPLES) else words
 
 
-@pytest.mark.parametrize("words", [each for each in help_examples() if each.startswith(SLOW_EXAMPLES)])
+@pytest.mark.parametrize(
+    "words", [each for each in help_examples() if each.startswith((*SLOW_EXAMPLES, ENDLESS_EXAMPLE))]
+)
 def test_slow_help_examples_have_valid_options(words: str) -> None:
     check_command(f"vitrail {words.partition('  #')[0]}")
 

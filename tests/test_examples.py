@@ -48,7 +48,8 @@ def test_demo(tmp_path: Path) -> None:
     assert (folder / "curves.png").exists()
     assert (folder / "model" / "model.safetensors").exists()
     assert "What the model looked at" in (folder / "report.html").read_text("utf-8")
-    figure, report = done.stdout.splitlines()[-2:]
+    figure, report, page = done.stdout.splitlines()[-3:]
+    assert page == "page    vitrail serve runs/demo-2, then open http://127.0.0.1:8000/"
     assert figure == "figure  runs/demo-2/explained/dress.grad-rollout.png"
     assert report.startswith("report  runs/demo-2/report.html")
     assert (tmp_path / figure.split()[1]).exists()

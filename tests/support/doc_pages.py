@@ -7,8 +7,8 @@ import shlex
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
@@ -20,8 +20,9 @@ import pytest
 import vitrail
 from vitrail.cli import build_app, main
 
+BACKGROUND: "list[subprocess.Popen[str]]" = []  # servers that a page has started
 BLOCK = re.compile(r"(?:<!-- (slow|network) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHELL_COMMANDS = ("python", "ls", "cat", "head", "cp", "mkdir")  # what a page may run besides vitrail
+SHELL_COMMANDS = ("python", "ls", "cat", "head", "cp", "mkdir", "curl")  # what a page may run besides vitrail
 ELISION = "…"
 NUMBER = r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
 DURATION = rf"\d+(?::\d\d)+|{NUMBER}(?=\s?(?:s|ms|min|images/s|img/s|MB)\b)"  # differs by machine
@@ -63,6 +64,8 @@ def run_step(step: Step) -> str:
     if step.kind == "python":
         return run_python(step.text)
     words = shlex.split(step.text)
+    if words[-1] == "&":
+        return run_in_background(words[:-1])
     if words[0] == "vitrail" and "|" not in words:
         return run_vitrail(words[1:])
     assert words[0] in (*SHELL_COMMANDS, "vitrail"), step.text
@@ -72,6 +75,27 @@ def run_step(step: Step) -> str:
         done = subprocess.run(step.text, shell=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def run_in_background(words: Sequence[str]) -> str:
+    """Start a server; its address, once it is ready. `end_background_processes` stops it."""
+    assert words[0] == "vitrail", words
+    command = [sys.executable, "-m", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    BACKGROUND.append(process)
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@contextmanager
+def end_background_processes() -> Generator[None]:
+    try:
+        yield
+    finally:
+        while BACKGROUND:
+            process = BACKGROUND.pop()
+            process.kill()
+            process.communicate()
 
 
 def run_vitrail(words: Sequence[str]) -> str:
@@ -105,7 +129,7 @@ def check_step_without_running(step: Step) -> None:
 
 
 def check_command(text: str) -> None:
-    words = shlex.split(text)
+    words = [word for word in shlex.split(text) if word != "&"]
     if words[0] == "vitrail":
         with (  # models and data of the reader, or of a step that was not run
             patch("vitrail.checkpoint.model_location.check_model_exists"),

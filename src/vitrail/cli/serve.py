@@ -67,7 +67,7 @@ def serve(
 
         vitrail serve
         vitrail serve runs/photos
-        vitrail serve small=vit_fashion exported --port 9000
+        vitrail serve small=vit_fashion large=cct_cifar10 --port 9000
 
     Parameters
     ----------
