@@ -27,7 +27,7 @@ class TimmModel:
         import timm
 
         torch.set_num_threads(1)
-        self.model: Any = timm.create_model(MODEL, pretrained_cfg_overlay={"file": weights}, pretrained=True).eval()
+        self.model: Any = timm.create_model(MODEL, checkpoint_path=weights).eval()
         self.transform: Any = timm.data.create_transform(**timm.data.resolve_model_data_config(self.model))
 
     def predict(self, body: bytes) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def serve(
         Accept requests of other machines without a token.
     proxy
         Name by which a reverse proxy on this machine is reached: photos.example.org. Its X-Forwarded headers are
-        trusted.
+        trusted. [default: no proxy]
     max_wait
         Seconds that a request may be expected to wait; else it is refused.
     timeout
