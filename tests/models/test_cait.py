@@ -108,11 +108,12 @@ def test_initial_weights_are_those_of_the_authors() -> None:
         model.blocks_token_only[0].attn.kv.weight,
         model.blocks[1].mlp.fc1.weight,
         model.pos_embed,
+        model.head.weight,
     ):
         assert tensor.std().item() == pytest.approx(0.02, rel=0.02)
     assert model.blocks[0].attn.proj_l.weight.std().item() == pytest.approx(0.02, rel=0.4)
     assert not model.blocks[0].mlp.fc1.bias.any()
-    assert not model.head.weight.any()
+    assert not CaiT(TOY).get_parameter("head.weight").any(), "in a config the field is off"
 
 
 def test_presets_have_aliases_as_in_the_paper() -> None:

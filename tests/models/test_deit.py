@@ -1,11 +1,13 @@
 """DeiT: two tokens, two heads, one output."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from support.noisy_weights import add_weight_noise
 
+import vitrail
 from vitrail.base.errors import ConfigError
 from vitrail.layers.positions import resample
 from vitrail.models.deit import DeiT, DeiTConfig
@@ -32,6 +34,57 @@ def test_output_is_the_mean_of_both_heads() -> None:
     torch.testing.assert_close(by_teacher, model.head_dist(tokens[:, 1]), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model(batch), model.logits(tokens), rtol=1e-5, atol=1e-6)
     assert model.train()(batch).shape == (2, 5)
+
+
+def test_softmax_fuses_the_heads_as_the_paper_says() -> None:
+    """Their mean probability, as logits; the mean of their logits may have another top class."""
+    model = add_weight_noise(DeiT(replace(DISTILLED, answer="softmax")), std=1.0)
+    tokens = 3 * torch.randn(64, 8, 16)
+    by_label, by_teacher = model.head_logits(tokens)
+    fused = model.logits(tokens)
+    torch.testing.assert_close(fused.exp(), (by_label.softmax(-1) + by_teacher.softmax(-1)) / 2)
+    assert (fused.argmax(-1) != (by_label + by_teacher).argmax(-1)).any()
+    batch = torch.randn(2, 3, 8, 12)
+    torch.testing.assert_close(model(batch), model.logits(model.tokens(batch)), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigError, match="answer is 'softmax' for a DeiT without heads"):
+        DeiT(replace(DISTILLED, answer="softmax", classes=0))
+
+
+AUTHORS = ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "deit3_small_patch16_224", "cait_xxs24_224"]
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_presets_are_initialized_as_by_their_authors(name: str) -> None:
+    """0.02 for tokens, positions, heads and the linear maps of blocks, torch's for patches; nothing is cut."""
+    torch.manual_seed(0)
+    model = vitrail.create(name, depth=1)
+    patches = 1 / math.sqrt(3 * 16 * 16)  # bound of a uniform distribution
+    for key, weight in model.named_parameters():
+        if "norm" in key:
+            assert (weight == (1.0 if key.endswith("weight") else 0.0)).all(), key
+        elif key.endswith("gamma"):
+            assert (weight == (1e-5 if name.startswith("cait") else 1e-4)).all(), key
+        elif key.startswith("patch_embed"):
+            assert weight.abs().max() <= patches, key
+            assert weight.std().item() == pytest.approx(patches / math.sqrt(3), rel=0.15), key
+        elif key.endswith("bias"):
+            assert not weight.any(), key
+        else:
+            few = weight.numel() < 1000  # tokens, maps between heads
+            assert weight.std().item() == pytest.approx(0.02, rel=0.4 if few else 0.03), key
+            if not few:
+                assert (weight.abs() > 0.04).float().mean().item() == pytest.approx(0.0455, rel=0.15), key
+
+
+def test_initial_weights_of_other_deits_are_those_of_a_vit() -> None:
+    """In a config the field is off; weights that are read do not depend on it."""
+    model = DeiT(DISTILLED)
+    assert not model.cls_token.any()
+    assert not model.get_parameter("head.weight").any()
+    other = DeiT(replace(DISTILLED, initialization="deit"))
+    other.load_state_dict(model.state_dict())
+    batch = torch.randn(2, 3, 8, 12)
+    assert torch.equal(model.eval()(batch), other.eval()(batch))
 
 
 def test_both_tokens_get_gradients_and_differ_initially() -> None:

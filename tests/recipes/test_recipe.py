@@ -24,6 +24,7 @@ def test_builtin_recipes() -> None:
     assert [name for name in list_builtin_recipe_names() if name not in pretraining] == [
         *("caption", "caption-cpu", "cifar10-cpu", "cifar10-distill", "deit", "fashion", "finetune", "linear-probe"),
         *("lstm-cpu", "positions", "reversal", "scratch", "translate-cpu", "translate-demo", "vit"),
+        *("vit-21k", "vit-finetune", "vit-jft"),
     ]
     with pytest.raises(ConfigError, match="unknown recipe 'probe'; did you mean 'linear-probe'"):  # its earlier name
         open_recipe("probe")
@@ -168,7 +169,7 @@ def test_the_translation_demo_has_the_same_length_on_every_machine() -> None:
 
 
 def test_unknown_recipe_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown recipe 'nope'; expected one of .*fashion, .*vit$"):
+    with pytest.raises(ConfigError, match=r"unknown recipe 'nope'; expected one of .*fashion, .*vit, .*vit-jft$"):
         open_recipe("nope")
     with pytest.raises(ConfigError, match="did you mean 'finetune'"):
         open_recipe("finetuning")

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.base.errors import ConfigError
+from vitrail.recipes.recipe import DistillationSettings
 from vitrail.tasks.classification import LossInputs, classification_loss
 from vitrail.tasks.distillation import DistillationLoss, hard_distillation_loss, soft_distillation_loss
 
@@ -50,6 +52,17 @@ def test_hard_loss_matches_a_hand_calculation() -> None:
     """The teacher predicts class 1, which has probability 3/4 for the student."""
     student_logits, teacher = torch.tensor([[0.0, log(3)]]), torch.tensor([[-1.0, 5.0]])
     assert hard_distillation_loss(student_logits, teacher).item() == pytest.approx(-log(0.75), abs=1e-7)
+
+
+def test_the_teachers_top_class_can_be_smoothed() -> None:
+    """1 − ε of the label and ε of all classes evenly; off by default, and an error for soft distillation."""
+    student_logits, teacher = logits(1), logits(2)
+    targets = 0.9 * F.one_hot(teacher.argmax(-1), 7) + 0.1 / 7
+    expected = -(targets * student_logits.log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(hard_distillation_loss(student_logits, teacher, 0.1), expected)
+    assert DistillationSettings().teacher_smoothing == 0
+    with pytest.raises(ConfigError, match=r"`teacher_smoothing` 0\.1 with `distill` soft; expected `distill` hard"):
+        DistillationSettings(distill="soft", teacher_smoothing=0.1)
 
 
 @given(st.integers(0, 99), st.integers(100, 199), st.floats(0.5, 20))

@@ -20,6 +20,8 @@ from vitrail.base.errors import CheckpointError, ConfigError, DataError
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.opening import open_model, open_timm_model
+from vitrail.tasks.distillation import Distillation, make_distillation
+from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.teacher import Teacher, TeacherView
 
 CPU = torch.device("cpu")
@@ -215,6 +217,36 @@ def test_unknown_or_broken_timm_model_is_refused(tmp_path: Path) -> None:
             CheckpointError, match=r"timm cannot open .*; expected a model name of timm that has weights"
         ):
             open_model(f"timm:{name}")
+
+
+def test_a_teacher_can_see_images_of_the_students_size(tmp_path: Path) -> None:
+    """As DeiT is fine-tuned at 384: positions of a named teacher are resampled; a convnet takes any size."""
+    vit = vitrail.create("ViT-Ti/16", image_size=16, patch_size=8, width=16, depth=1, heads=2, classes=4)
+    how = Preprocessing(image_size=16)
+    vitrail.save(vit, tmp_path / "vit", labels=list("abcd"), preprocessing=how)
+    raised = Teacher.from_name(str(tmp_path / "vit"), image_size=32)
+    assert raised.at_size((32, 32)) is raised
+    assert raised.model(torch.randn(1, 3, 32, 32)).shape == (1, 4)
+    with pytest.raises(ConfigError, match="takes images of 16×16; expected a teacher for the student's 32×32, opened"):
+        Teacher(model=vit, preprocessing=how).at_size((32, 32))
+    convnet = vitrail.create("resnet20_cifar", classes=4)
+    assert Teacher(model=convnet, preprocessing=how).at_size((24, 40)).preprocessing.image_size == (24, 40)
+
+
+@pytest.mark.parametrize("size", ["trained", "student"])
+def test_the_size_of_a_teacher_is_a_setting(size: str, tmp_path: Path) -> None:
+    fashion = vitrail.open_data("fashion")
+    vit = vitrail.create("ViT-Ti/16", image_size=14, patch_size=7, width=16, depth=1, heads=2, channels=1, classes=10)
+    how = Preprocessing(image_size=14, mean=(0.5,), std=(0.5,))
+    vitrail.save(vit, tmp_path / "vit", preprocessing=how, labels=fashion.classes)
+    student = vitrail.create("resnet20_cifar", image_size=28, channels=1)
+    recipe = vitrail.open_recipe("fashion").with_settings({"teacher_size": size})
+    how = Preprocessing(image_size=28, mean=(0.5,), std=(0.5,))
+    source = ImageSource(data=fashion, preprocessing=how, augmentation=recipe.augmentation, batch=4)
+    task, _ = make_distillation(student, str(tmp_path / "vit"), source, recipe)
+    assert isinstance(task, Distillation)
+    opened: Any = task.teacher[0].model
+    assert opened.config.image_size == ((28, 28) if size == "student" else (14, 14))
 
 
 def test_teacher_receives_the_augmented_images_of_the_student() -> None:

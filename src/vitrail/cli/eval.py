@@ -28,7 +28,7 @@ def eval(  # noqa: A001
     out: flags.OptionalOut = None,
     wrong: Path | None = None,
     real: flags.RealLabels = None,
-    head: Annotated[Literal["both", "class", "distill"] | None, Parameter(group=MODEL)] = None,
+    head: Annotated[Literal["both", "softmax", "class", "distill"] | None, Parameter(group=MODEL)] = None,
     pair: Annotated[str | None, Parameter(group=TRANSLATION)] = None,
     part: Annotated[str | None, Parameter(group=TRANSLATION)] = None,
     beam: Annotated[int | None, Parameter(group=TRANSLATION)] = None,
@@ -69,7 +69,8 @@ def eval(  # noqa: A001
         File for the images that are predicted wrong, most confident mistakes first: .csv is a list of them, .html a
         page with the images and what the model looked at.
     head
-        For a model with a distillation token: the mean of both heads, or one of them. [default: both]
+        For a model with a distillation token: both heads by the mean of their logits or of their probabilities
+        (softmax), or one of them. [default: both]
     pair
         Languages of the sentence pairs, source and target: de-en. [default: those of the model]
     part

@@ -68,7 +68,7 @@ def open_checkpoint_evaluation(
     data: str | None = None,
     *,
     real: Path | None = None,
-    head: Literal["both", "class", "distill"] | None = None,
+    head: Literal["both", "softmax", "class", "distill"] | None = None,
     wrong: Path | None = None,
     labels: Sequence[str] | None = None,
     image_size: Size | None = None,

@@ -261,7 +261,10 @@ def verify_weights(path: Path) -> ChecksumVerdict:
 
 
 # fields that neither files nor weights determine
-RUNTIME_FIELDS = ("dropout", "attention_dropout", "stochastic_depth", "stage_dropout", "mlp_dropout", "dynamic")
+RUNTIME_FIELDS = (
+    *("dropout", "attention_dropout", "stochastic_depth", "stage_dropout", "mlp_dropout", "dynamic"),
+    *("initialization", "norm_momentum"),  # of training alone
+)
 # a different value is still the same preset
 MINOR_FIELDS = ("classes", "activation", "norm_eps", "constants", "vocabulary", "source_vocabulary", "pad")
 SHAPE_FIELDS = (

@@ -20,7 +20,7 @@ from vitrail.layers.residual import LayerScale
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import RATE, pair
 from vitrail.models.base.family import Family, Presets
-from vitrail.models.base.init import init_as_deit
+from vitrail.models.base.init import Initialization, init_as_deit, init_as_published
 from vitrail.models.names import encoder_names
 from vitrail.models.parts.encoder import EncoderConfig, PatchEncoder, make_head, prepend_tokens, zero_head
 
@@ -33,6 +33,7 @@ class CaiTConfig(EncoderConfig):  # all rates of what is dropped: only in the bl
     heads: int = 8  # attention heads, each width / heads wide
     layer_scale: float = 1e-5  # the factor that a block's branches start with
     stochastic_depth: float = field(default=0.0, metadata=RATE)  # the same in every block
+    initialization: Initialization = "vit"  # of patches and head; deit: of the authors, as in the presets
 
 
 class CaiT(PatchEncoder):
@@ -76,7 +77,10 @@ class CaiT(PatchEncoder):
         self.init_weights()
 
     def draw_weights(self) -> None:
-        """As in DeiT's code; the head is zero."""
+        """As in DeiT's code; by default with the patches of ViT's, and a head of zero."""
+        if self.config.initialization == "deit":
+            init_as_published(self, self.patch_embed.proj, self.cls_token, self.pos_embed)
+            return
         init_as_deit(self, self.cls_token, self.pos_embed)
         zero_head(self.head)
 
@@ -141,14 +145,15 @@ class ClassBlock(nn.Module):
         return torch.cat([token, x[:, 1:]], dim=1)
 
 
+SMALL = CaiTConfig(initialization="deit")
 SIZES = {  # heads are 48 wide
-    "xxs24": CaiTConfig(width=192, heads=4),
-    "xxs36": CaiTConfig(width=192, heads=4, depth=36),
-    "xs24": CaiTConfig(width=288, heads=6),
-    "s24": CaiTConfig(),
-    "s36": CaiTConfig(depth=36, layer_scale=1e-6),
-    "m36": CaiTConfig(width=768, heads=16, depth=36, layer_scale=1e-6),
-    "m48": CaiTConfig(width=768, heads=16, depth=48, layer_scale=1e-6),
+    "xxs24": replace(SMALL, width=192, heads=4),
+    "xxs36": replace(SMALL, width=192, heads=4, depth=36),
+    "xs24": replace(SMALL, width=288, heads=6),
+    "s24": SMALL,
+    "s36": replace(SMALL, depth=36, layer_scale=1e-6),
+    "m36": replace(SMALL, width=768, heads=16, depth=36, layer_scale=1e-6),
+    "m48": replace(SMALL, width=768, heads=16, depth=48, layer_scale=1e-6),
 }
 RESOLUTIONS = {"xxs24": (224, 384), "xxs36": (224, 384), "s24": (224, 384), "m48": (448,)}
 PUBLISHED = [(size, pixels) for size in SIZES for pixels in RESOLUTIONS.get(size, (384,))]
@@ -165,6 +170,7 @@ def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields = encoder_names.infer_encoder_fields(shapes)
     fields["class_depth"] = side.count_numbers(shapes, r"blocks_token_only\.(\d+)\.")
     fields["heads"] = side.get_shape(shapes, "blocks.0.attn.proj_l.weight", 2)[0]
+    fields["initialization"] = "deit"
     return side.InferredConfig(fields=fields, stride=fields["patch_size"])
 
 

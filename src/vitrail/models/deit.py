@@ -3,6 +3,7 @@
 B batch, E prefix tokens (class, distillation), n = h·w patches, N = E + n tokens, D width.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from vitrail.layers.positions import Grid, resample
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_patch_config, pair
 from vitrail.models.base.family import Family, Presets
-from vitrail.models.base.init import init_layers
+from vitrail.models.base.init import Initialization, init_as_published, init_layers
 from vitrail.models.names import encoder_names, hf_names
 from vitrail.models.parts.encoder import (
     DropRates,
@@ -26,6 +27,8 @@ from vitrail.models.parts.encoder import (
     prepend_tokens,
     zero_head,
 )
+
+FUSIONS = ("both", "softmax")  # answers that both heads contribute to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,12 @@ class DeiTConfig(DropRates):
     depth: int = 12  # blocks
     heads: int = 12  # attention heads, each width / heads wide
     distilled: bool = False  # a distillation token next to the class token, with its own head
-    answer: Literal["both", "class", "distill"] = (
-        "both"  # output of a distilled model: mean of both heads, or one of them
+    answer: Literal["both", "softmax", "class", "distill"] = (
+        "both"  # output of a distilled model: mean of both heads' logits or, as logits, of their softmaxes, or one head
     )
     layer_scale: float | None = None  # the factor that a block's branches start with; none: no factor
     prefix_positions: bool = True  # false in DeiT-III: its class token has no position
+    initialization: Initialization = "vit"  # deit: of its authors, as in the presets; weights that are read replace it
     norm_eps: float = 1e-6
     dynamic: bool = False  # accept any multiple of the patch size at run time; the table is resampled
 
@@ -50,12 +54,14 @@ class DeiTConfig(DropRates):
         check_patch_config(self)
         if self.answer != "both" and not self.distilled:
             raise ConfigError(f"answer is {self.answer!r} for a DeiT with one head; expected 'both', or distilled=True")
+        if self.answer == "softmax" and not self.classes:
+            raise ConfigError("answer is 'softmax' for a DeiT without heads; expected 'both', or classes")
 
 
 class DeiT(PatchEncoder):
     """(B, C, H, W) → logits (B, classes); of a distilled model by default the mean of both heads, see `answer`.
 
-    The paper's text adds the softmax of both heads; its code and all its successors take the mean of their logits.
+    The paper's text adds the softmaxes of both heads; its code and all its successors take the mean of their logits.
     """
 
     config: DeiTConfig
@@ -66,7 +72,7 @@ class DeiT(PatchEncoder):
         width, patch = config.width, pair(config.patch_size)
         self.declare_level(patch)
         self.prefix_tokens = ("class", "distill") if config.distilled else ("class",)
-        self.classifier_tokens = self.prefix_tokens if config.answer == "both" else (config.answer,)
+        self.classifier_tokens = self.prefix_tokens if config.answer in FUSIONS else (config.answer,)
         classifiers = (("class", "head"), ("distill", "head_dist"))
         self.classifiers = classifiers[: self.prefix] if config.classes else ()
         positions = self.grid[0] * self.grid[1] + (self.prefix if config.prefix_positions else 0)
@@ -83,7 +89,11 @@ class DeiT(PatchEncoder):
         self.init_weights()
 
     def draw_weights(self) -> None:
-        """Every weight as in the ViT authors' code; the heads are zero."""
+        """Every weight as in the ViT authors' code, with heads of zero, or as in DeiT's."""
+        if self.config.initialization == "deit":
+            tokens = [self.cls_token] if self.dist_token is None else [self.cls_token, self.dist_token]
+            init_as_published(self, self.patch_embed.proj, *tokens, self.pos_embed)
+            return
         init_layers(self)
         nn.init.zeros_(self.cls_token)
         nn.init.normal_(self.pos_embed, std=0.02)
@@ -107,7 +117,12 @@ class DeiT(PatchEncoder):
         if self.head_dist is None or answer == "class":
             return self.head(tokens[:, 0])
         distilled = self.head_dist(tokens[:, 1])
-        return distilled if answer == "distill" else (self.head(tokens[:, 0]) + distilled) / 2
+        if answer == "distill":
+            return distilled
+        heads = torch.stack([self.head(tokens[:, 0]), distilled])
+        if answer == "softmax":  # the logarithm of the mean probability, whose softmax it is
+            return heads.log_softmax(-1).logsumexp(0) - math.log(len(heads))
+        return heads.mean(0)
 
     def head_logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """The logits of the class head and of the distillation head: (B, N, D) → (B, classes) each."""
@@ -115,8 +130,9 @@ class DeiT(PatchEncoder):
         return (class_logits,) if self.head_dist is None else (class_logits, self.head_dist(tokens[:, 1]))
 
 
-SIZES = {"tiny": DeiTConfig(width=192, heads=3), "small": DeiTConfig(width=384, heads=6), "base": DeiTConfig()}
-DEIT3 = DeiTConfig(layer_scale=1e-6, prefix_positions=False)
+BASE = DeiTConfig(initialization="deit")
+SIZES = {"tiny": replace(BASE, width=192, heads=3), "small": replace(BASE, width=384, heads=6), "base": BASE}
+DEIT3 = replace(BASE, layer_scale=1e-4, prefix_positions=False)  # the authors'; timm starts with 1e-6
 DEIT3_SIZES = {
     "small": replace(DEIT3, width=384, heads=6),
     "medium": replace(DEIT3, width=512, heads=8),
@@ -155,7 +171,9 @@ ALIASES = {
 def infer_config(shapes: side.TensorShapes) -> side.InferredConfig:
     fields, distilled = encoder_names.infer_encoder_fields(shapes), "dist_token" in shapes
     return side.InferredConfig(
-        fields={**fields, "distilled": distilled}, stride=fields["patch_size"], prefix=1 + distilled
+        fields={**fields, "distilled": distilled, "initialization": "deit"},
+        stride=fields["patch_size"],
+        prefix=1 + distilled,
     )
 
 

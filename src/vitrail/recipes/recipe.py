@@ -133,9 +133,21 @@ class DistillationSettings:
         None, "Share of the teacher in the loss (lambda); none is 0.5 for hard and 0.1 for soft.", SHARE
     )
     temperature: float = field_with_help(3.0, "Temperature of soft distillation (tau), by which logits are divided.")
+    teacher_smoothing: float = field_with_help(
+        0.0, "Label smoothing of the teacher's top class in hard distillation; DeiT has none.", RATE
+    )
+    teacher_size: Literal["trained", "student"] = field_with_help(
+        "trained",
+        "Image size of the teacher. student: the student's, as DeiT fine-tunes at 384 pixels; positions are resampled.",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.teacher_smoothing and self.distill == "soft":
+            raise ConfigError(
+                f"`teacher_smoothing` {self.teacher_smoothing} with `distill` soft; expected `distill` hard, which has "
+                "labels to smooth, or `teacher_smoothing` 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ import torch
 from vitrail.base.errors import ConfigError, unknown_name_error
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.inspection.file_inspection import find_nearest_preset
+from vitrail.models.base.checks import pair
 from vitrail.models.base.family import FOREIGN_FIELD_NAMES
 from vitrail.recipes import recipe as recipes
 from vitrail.recipes.request import Request
@@ -143,6 +144,14 @@ class AblationPlanner:
                     )
         return rows
 
+    def open_teacher(self) -> Teacher:
+        """At the size of the student of the full row, if it is to have that."""
+        request, fields = self.request, dict(self.request.teacher_fields or {})
+        if request.recipe.distillation.teacher_size == "student":
+            about = self.plan.source.describe_model_input(self.plan.model)
+            fields["image_size"] = pair(about["preprocessing"].image_size)
+        return Teacher.from_name(str(request.teacher), **fields)
+
     def check_teacher_fits(self, rows: Sequence[AblationVariant], teacher: Teacher, device: torch.device) -> None:
         """Check that the teacher fits every row, before any is trained."""
         distilled = [row.request for row in rows if row.request.teacher is not None]
@@ -253,7 +262,7 @@ def plan_ablation_study(
     place, name = resolve_device(device, Ranks()), request.recipe.name
     ablation = AblationPlanner(request)
     rows = ablation.build_rows(without, replaced, each=each)
-    teacher = Teacher.from_name(request.teacher) if request.teacher else None
+    teacher = ablation.open_teacher() if request.teacher else None
     if teacher is not None:
         ablation.check_teacher_fits(rows, teacher, place)
     folder = folder or find_study_folder(f"{name}-ablation", rows, seeds, teacher)

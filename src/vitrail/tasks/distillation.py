@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail.base.errors import ConfigError
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.distributed import Ranks
+from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
@@ -54,9 +55,9 @@ def soft_distillation_loss(student: Tensor, teacher: Tensor, temperature: float)
     return temperature**2 * F.kl_div(log_student, log_teacher, log_target=True, reduction="batchmean")
 
 
-def hard_distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
+def hard_distillation_loss(student: Tensor, teacher: Tensor, smoothing: float = 0.0) -> Tensor:
     """CE(ψ(Zs), y_t), the second term of DeiT's equation 3: the teacher's top class is used as the label."""
-    return F.cross_entropy(student, teacher.argmax(-1))
+    return F.cross_entropy(student, teacher.argmax(-1), label_smoothing=smoothing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class DistillationLoss:
     kind: Literal["soft", "hard"]
     weight: float  # λ
     temperature: float  # τ, for soft distillation
+    smoothing: float = 0.0  # of the teacher's top class, for hard distillation
     uses_distillation_token: bool  # otherwise the class head learns from labels and teacher
 
     def __call__(self, model: Any, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -79,7 +81,7 @@ class DistillationLoss:
         if self.kind == "soft":
             teacher_loss = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:
-            teacher_loss = hard_distillation_loss(by_teacher, teacher)
+            teacher_loss = hard_distillation_loss(by_teacher, teacher, self.smoothing)
         teacher_loss = teacher_loss + 0 * teacher.sum()  # argmax hides NaN in the teacher's logits; this passes it on
         loss = (1 - self.weight) * F.cross_entropy(by_label, inputs.targets) + self.weight * teacher_loss
         hits = by_label.detach().argmax(-1) == inputs.targets.argmax(-1)
@@ -108,14 +110,18 @@ def make_distillation(
         return Classification(model), []
     if cache_folder is not None:
         check_no_random_augmentation(recipe)
+    raised = settings.teacher_size == "student"
+    size = pair(source.preprocessing.image_size)
     if isinstance(teacher, str | Path):
-        teacher = Teacher.from_name(str(teacher))
+        teacher = Teacher.from_name(str(teacher), **({"image_size": size} if raised else {}))
     if not isinstance(teacher, Teacher):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(teacher).__name__
         raise ConfigError(
             f"the teacher is a {kind}; expected its name, or for your own module "
             "vitrail.Teacher(model=…, preprocessing=…, labels=…)"
         )
+    if raised:
+        teacher = teacher.at_size(size)
     if teacher.model is model:
         raise ConfigError("the teacher is the student itself; expected another model, or a copy of it")
     view = TeacherView(teacher, source.data, source.preprocessing, device, compiled=recipe.loop.compile)
@@ -129,6 +135,7 @@ def make_distillation(
         kind=settings.distill,
         weight=DEFAULT_TEACHER_WEIGHT[settings.distill] if settings.teacher_weight is None else settings.teacher_weight,
         temperature=settings.temperature,
+        smoothing=settings.teacher_smoothing,
         uses_distillation_token=has_distillation_head(model),
     )
     return Distillation(model, objective, teacher), view.notes
@@ -178,7 +185,9 @@ def build_distillation(request: Request, context: BuildContext) -> TaskSetup:
     if request.teacher_cache is not None:
         check_no_random_augmentation(request.recipe)
     cache_folder = None if request.teacher_cache is None or context.dry_run else Path(request.teacher_cache)
-    fields = request.teacher_fields
+    fields = dict(request.teacher_fields or {})
+    if request.recipe.distillation.teacher_size == "student":
+        fields["image_size"] = pair(source.preprocessing.image_size)
     with context.progress(source.example_count if cache_folder else 0, "teacher") as advance:
         teacher = Teacher.from_name(request.teacher, **fields) if fields else request.teacher
         task, notes = make_distillation(

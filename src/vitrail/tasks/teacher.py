@@ -18,6 +18,7 @@ from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.loader import evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checks import pair
+from vitrail.models.base.contract import takes_other_sizes
 from vitrail.models.catalog.external_families import TIMM_PREFIX
 from vitrail.opening import open_model
 
@@ -52,6 +53,19 @@ class Teacher:
         """Open a trained model by name; `fields` are config fields that its checkpoint does not specify."""
         found = open_model(name, kind="image", fields=fields)
         return cls(model=found.module, preprocessing=found.preprocessing, labels=found.labels, name=name)
+
+    def at_size(self, size: tuple[int, int]) -> "Teacher":
+        """The teacher for images of this size; only models that take any size have others."""
+        known = pair(self.preprocessing.image_size)
+        if known == size:
+            return self
+        if not takes_other_sizes(self.model):
+            (rows, columns), (its_rows, its_columns) = size, known
+            raise ConfigError(
+                f"{self.name} takes images of {its_rows}×{its_columns}; expected a teacher for the student's "
+                f"{rows}×{columns}, opened with `image_size`, or `teacher_size` trained"
+            )
+        return replace(self, preprocessing=replace(self.preprocessing, image_size=size))
 
     def fingerprint(self) -> str:
         """Digest of the weights and everything else that the logits depend on."""

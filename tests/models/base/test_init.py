@@ -26,7 +26,7 @@ TOYS = {
     "vit relative": {"name": "vit_tiny_patch16_224", "image_size": 32, "positions": "relative"},
     "vit 2-D": {"name": "vit_tiny_patch16_224", "image_size": 32, "positions": "learned_2d", "positions_at": "layers"},
     "vit sincos": {"name": "vit_tiny_patch16_224", "image_size": 32, "positions": "sincos"},
-    "deit": {"name": "deit_tiny_distilled_patch16_224", "image_size": 32},
+    "deit": {"name": "deit_tiny_distilled_patch16_224", "image_size": 32, "initialization": "vit"},
     "hybrid": {"name": "vit_small_r26_s32_224", "image_size": 32},
 }
 

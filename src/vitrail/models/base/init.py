@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -37,6 +37,15 @@ def init_layers(model: nn.Module) -> None:
         elif isinstance(module, AttentionPool):
             init_stacked_linear(module.kv, [module.kv.out_features // 2] * 2)
             nn.init.xavier_uniform_(module.latent.data[0])
+
+
+Initialization = Literal["vit", "deit"]  # as in the code of the authors of ViT, whose head is zero, or of DeiT
+
+
+def init_as_published(model: nn.Module, patch_convolution: nn.Conv2d, *tables: Tensor) -> None:
+    """As DeiT's code: linear maps, also of the heads, and tables of tokens and positions small, patches as in torch."""
+    init_as_deit(model, *tables)
+    patch_convolution.reset_parameters()
 
 
 def init_as_deit(model: nn.Module, *tables: Tensor) -> None:
