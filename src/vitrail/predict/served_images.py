@@ -122,7 +122,7 @@ class ServedImages:
         }
 
     def parse_settings(self, given: Mapping[str, Any]) -> ImageSettings:
-        known = {"top_k": DEFAULT_TOP, "function_to_apply": "softmax"}
+        known: Mapping[str, Any] = {"top_k": DEFAULT_TOP, "function_to_apply": "softmax"}
         if unknown := [name for name in given if name not in known]:
             raise ConfigError(f"unknown parameter {unknown[0][:40]!r}; expected {' or '.join(known)}")
         settings = {name: default if given.get(name) is None else given[name] for name, default in known.items()}
@@ -177,7 +177,7 @@ def apply_activation(logits: NDArray[np.float32], activation: Activation) -> NDA
     if activation == "none":
         return logits
     with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-logits))
+        return np.reciprocal(1 + np.exp(-logits), dtype=np.float32)
 
 
 def read_example_photo() -> bytes:

@@ -26,7 +26,7 @@ SETTINGS = {"beam": MAX_BEAM, "n_best": MAX_BEAM, "length": MAX_LENGTH}  # param
 
 def parse_search(given: Mapping[str, Any]) -> SearchSettings:
     """The settings of a search, with limits on what one request may cost."""
-    changes = dict[str, int]()
+    changes = dict[str, Any]()
     for name, value in given.items():
         if name not in SETTINGS:
             raise ConfigError(f"unknown parameter {name[:40]!r}; expected {', '.join(SETTINGS)}")
