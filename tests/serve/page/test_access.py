@@ -1,6 +1,5 @@
 """Keyboard alone, a screen reader's line, reduced motion, the width of a phone, light and dark."""
 
-from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -22,7 +21,7 @@ PAGES = {
 READY = ".check .result > *"
 
 
-@pytest.mark.parametrize(("width", "scheme"), list(product(WINDOW_WIDTHS, COLOR_SCHEMES)))
+@pytest.mark.parametrize(("width", "scheme"), list(zip(WINDOW_WIDTHS, reversed(COLOR_SCHEMES), strict=True)))
 def test_every_view_is_legible_and_named(
     browser: "Browser", address: str, width: int, scheme: Literal["light", "dark"]
 ) -> None:

@@ -21,8 +21,7 @@ def explainer() -> vitrail.Explainer:
     return vitrail.Explainer(MODEL)
 
 
-@pytest.mark.parametrize("head", ["mean", 1])
-@pytest.mark.parametrize("patch", ["1,2", "3,0"])
+@pytest.mark.parametrize(("head", "patch"), [("mean", "1,2"), (1, "3,0")])
 def test_attention_is_that_of_the_explainer(
     browser: "Browser", address: str, explainer: vitrail.Explainer, head: Literal["mean"] | int, patch: str
 ) -> None:
@@ -103,31 +102,29 @@ def test_a_click_keeps_the_patch_and_c_returns_to_the_class_token(browser: "Brow
         shown.page.wait_for_selector(".pane .title:has-text('all patches on average')")
 
 
-@pytest.mark.parametrize(
-    ("view", "shows"),
-    [
-        ("attention", ".panel .thumb"),
-        ("rollout", ".panel .thumb"),
-        ("class", ".panel .thumb"),
-        ("norms", ".panel .thumb"),
-        ("distance", ".panel .dot"),
-        ("positions", ".panel .framed canvas"),
-        ("lens", ".panel .lens tbody tr"),
-    ],
-)
-def test_every_tab_has_its_figure_and_says_what_it_does_not_show(
-    browser: "Browser", address: str, view: str, shows: str
-) -> None:
-    with open_explorer(browser, address, f"#model=cct_cifar10&photo=example:cat&view={view}") as shown:
-        shown.page.wait_for_selector(shows)
-        count = shown.page.locator(shows).count()
-        assert count == {"distance": 32, "positions": 1}.get(view, 4)
-        assert len(shown.text("#shows")) > 40
-        assert len(shown.text("#not")) > 20
-        if view == "distance":
-            shown.wait_for_check()
-            shown.page.hover('.dot[data-layer="1"][data-head="3"]', force=True)
-            shown.page.wait_for_selector(".pane .title:has-text('layer 1, head 3')")
+FIGURES = {
+    "attention": ".panel .thumb",
+    "rollout": ".panel .thumb",
+    "class": ".panel .thumb",
+    "norms": ".panel .thumb",
+    "positions": ".panel .framed canvas",
+    "lens": ".panel .lens tbody tr",
+    "distance": ".panel .dot",
+}
+
+
+def test_every_tab_has_its_figure_and_says_what_it_does_not_show(browser: "Browser", address: str) -> None:
+    with open_explorer(browser, address, "#model=cct_cifar10&photo=example:cat") as shown:
+        shown.wait_for_check()
+        for view, figure in FIGURES.items():
+            shown.page.click(f"#tab-{view}")
+            shown.page.wait_for_selector(f".panel .body[data-view={view}]")
+            shown.page.wait_for_selector(figure)
+            assert shown.page.locator(figure).count() == {"distance": 32, "positions": 1}.get(view, 4)
+            assert len(shown.text("#shows")) > 40
+            assert len(shown.text("#not")) > 20
+        shown.page.hover('.dot[data-layer="1"][data-head="3"]', force=True)
+        shown.page.wait_for_selector(".pane .title:has-text('layer 1, head 3')")
 
 
 def test_hidden_patches_change_the_answer(browser: "Browser", address: str) -> None:

@@ -25,6 +25,7 @@ export class CaptionPane {
   constructor(model, act) {
     Object.assign(this, { name: model.name, model: model.explore, act, explained: null, hidden: new Set() });
     this.parts = { pane: clone("image-pane"), strip: clone("image-strip") };
+    this.parts.strip.setAttribute("aria-label", `Heads of ${model.name}`);
     const { pane } = this.parts;
     this.photo = new PhotoCanvas(find("canvas", pane));
     followPointer(this.photo.canvas, this);

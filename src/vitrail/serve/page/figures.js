@@ -165,7 +165,7 @@ export function drawLens(place, explained, { layer, onLayer }) {
       make("td", {}, known ? shorten(explained.label(best), 30) : "–"), make("td", { className: "number" }, known ? percent(share) : ""),
       make("td", { className: "wide" }, bar(share)), make("td", { className: "soft second" }, next));
   });
-  const head = make("tr", {}, ...["layer", "would have said", "sure", "", "then"].map((text, n) => make("th", { className: n === 4 ? "second" : "" }, text)));
+  const head = make("tr", {}, ...["layer", "would have said", "sure", "", "then"].map((text, n) => make(text ? "th" : "td", { className: n === 4 ? "second" : "" }, text)));
   place.replaceChildren(make("table", { className: "lens" }, make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 

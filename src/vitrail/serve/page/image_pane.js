@@ -25,6 +25,8 @@ export class ImagePane {
     this.parts = { pane: clone("image-pane"), strip: clone("image-strip"), panel: clone("image-panel") };
     const { pane } = this.parts;
     this.photo = new PhotoCanvas(find("canvas", pane));
+    this.parts.strip.setAttribute("aria-label", `Heads of ${model.name}`);
+    this.parts.panel.setAttribute("aria-label", `Figure of ${model.name}`);
     followPointer(this.photo.canvas, this);
     const names = find("datalist", pane), other = find(".other input", pane);
     names.id = `labels-${crypto.getRandomValues(new Uint32Array(1))[0]}`;

@@ -69,7 +69,7 @@ function openPanes() {
   }
   panes.forEach((pane) => {
     pane.parts.pane.dataset.model = pane.name;
-    for (const part of Object.values(pane.parts)) part.setAttribute("aria-label", pane.name);
+    pane.parts.pane.setAttribute("aria-label", pane.name);
     const reads = pane.reads === "text" ? state.text : state.photo;
     if (reads && !kept.has(pane.name)) pane.show(reads);
   });

@@ -21,10 +21,28 @@ export class PhotoCanvas {
     if (this.bitmap !== bitmap) {
       this.layers = splitPhoto(bitmap, width, height);
       this.bitmap = bitmap;
-      for (const each of [this.canvas, this.scratch]) Object.assign(each, { width, height });
+      Object.assign(this.canvas, { width, height });
     }
     this.place = place;
     this.scale = place ? height / place.photo[0] : 1;
+    if (place) this.prepare(width, height);
+  }
+
+  /** What does not change under the mouse: the photo with a pale margin, bright and dim in the crop; a scratch of its size. */
+  prepare(width, height) {
+    const box = this.rectangle(null), [left, top] = box.map(Math.floor);
+    Object.assign(this.scratch, { width: Math.ceil(box[0] + box[2]) - left, height: Math.ceil(box[1] + box[3]) - top });
+    this.corner = [left, top];
+    this.bases = ["bright", "dim"].map((name) => {
+      const base = Object.assign(document.createElement("canvas"), { width, height }), context = base.getContext("2d");
+      context.drawImage(this.layers.bright, 0, 0);
+      this.fade(context);
+      context.beginPath();
+      context.rect(...box);
+      context.clip();
+      context.drawImage(this.layers[name], 0, 0);
+      return base;
+    });
   }
 
   /** Left, top, width and height of a patch, or of the whole crop, on the canvas. */
@@ -38,15 +56,14 @@ export class PhotoCanvas {
   draw({ values = null, mapGrid = this.place?.grid, fromZero = true, asking = null, cursor = null, hidden = new Set(), grid = false, outlined = true }) {
     const context = this.canvas.getContext("2d"), { width, height } = this.canvas;
     context.globalCompositeOperation = "source-over";
-    context.drawImage(this.layers.bright, 0, 0);
-    if (!this.place) return null;
+    if (!this.place) return context.drawImage(this.layers.bright, 0, 0), null;
+    context.drawImage(this.bases[values ? 1 : 0], 0, 0);
     let scale = null;
     if (values) {
       scale = limits(values, fromZero);
       this.drawMap(context, values, mapGrid, scale);
       if (outlined) this.outline(context, strongest(values), mapGrid);
     }
-    this.fade(context);
     for (const each of hidden) this.hide(context, each.split(",").map(Number));
     if (grid) this.drawGrid(context);
     if (cursor) this.frame(context, this.rectangle(cursor), [3, 3]);
@@ -55,27 +72,26 @@ export class PhotoCanvas {
   }
 
   drawMap(context, values, grid, [low, high]) {
-    const { width, height } = this.canvas, box = this.rectangle(null);
+    const box = this.rectangle(null), [left, top] = this.corner;
     const strength = (value) => Math.min(Math.max((value - low) / (high - low), 0), 1);
     context.save();
     context.beginPath();
     context.rect(...box);
     context.clip();
-    context.drawImage(this.layers.dim, 0, 0);
     const passes = [
       [this.layers.bright, (share) => share, "source-over"], [this.layers.glow, (share) => share * share, "lighter"],
     ];
     const scratch = this.scratch.getContext("2d");
     for (const [layer, alpha, mode] of passes) {
       const small = toCanvas(values, grid, (value) => [0, 0, 0, 255 * alpha(strength(value))]);
-      scratch.globalCompositeOperation = "source-over";
-      scratch.clearRect(0, 0, width, height);
+      scratch.setTransform(1, 0, 0, 1, -left, -top);
+      scratch.globalCompositeOperation = "copy";
       scratch.imageSmoothingQuality = "high";
       scratch.drawImage(spread(small), 0, 0, small.width + 2, small.height + 2, ...grown(box, grid));
       scratch.globalCompositeOperation = "source-in";
       scratch.drawImage(layer, 0, 0);
       context.globalCompositeOperation = mode;
-      context.drawImage(this.scratch, 0, 0);
+      context.drawImage(this.scratch, left, top);
     }
     context.restore();
   }

@@ -32,6 +32,7 @@ export class TextPane {
   constructor(model, act) {
     Object.assign(this, { name: model.name, model: model.explore, act, explained: null });
     this.parts = { pane: clone("text-pane"), strip: clone("image-strip") };
+    this.parts.strip.setAttribute("aria-label", `Heads of ${model.name}`);
     const { pane } = this.parts, table = find(".matrix table", pane);
     const cell = (event) => event.target.closest?.("[data-row]");
     const point = (event) => {
@@ -134,7 +135,7 @@ export class TextPane {
 
   drawMatrix(table, { values, columns: width }, rows, columns) {
     const top = range([values])[1];
-    const head = make("tr", {}, make("th", {}), ...columns.map((word, at) => make("th", { className: "above", "data-at": at }, make("span", {}, shorten(word, 14)))));
+    const head = make("tr", {}, make("td", {}), ...columns.map((word, at) => make("th", { className: "above", "data-at": at }, make("span", {}, shorten(word, 14)))));
     table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows.map((word, row) => make("tr", {},
       make("th", { "data-row": row, tabIndex: 0 }, shorten(word, 16)),
       ...columns.map((_, column) => {
