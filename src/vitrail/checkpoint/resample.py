@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vitrail.base.errors import unknown_name_error
 from vitrail.layers.positions import Grid, resample
-from vitrail.models.parts.windows import mirror_offsets
 
 ResamplingPolicy = Literal["timm", "deit", "google", "torchvision", "dino"]
 INTERPOLATION_RULES: dict[ResamplingPolicy, dict[str, Any]] = {
@@ -47,6 +46,8 @@ def resample_map(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy =
 
 def resample_distances(table: Tensor, old: Grid, new: Grid, policy: ResamplingPolicy = "timm") -> Tensor:
     """Resample a table by distance, (H, h, w), as one by offset to both sides, in which distance 0 stays in place."""
+    from vitrail.models.parts.windows import mirror_offsets  # few models have such tables
+
     offsets = resample_map(
         mirror_offsets(table), (2 * old[0] - 1, 2 * old[1] - 1), (2 * new[0] - 1, 2 * new[1] - 1), policy
     )

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.base.errors import VitrailError
-from vitrail.base.style import BLUE
 from vitrail.base.text import escape_unprintable, format_probability
 from vitrail.data.images.class_names import split_label
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
@@ -46,6 +45,8 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         """Bars next to the class names, for notebooks in a light or a dark theme."""
+        from vitrail.base.style import BLUE
+
         rows = "".join(
             f'<span>{escape(escape_unprintable(each.name))}</span><span style="height: 0.9em; '
             f'width: {max(0.2, 100 * each.probability):.1f}%; background: {BLUE}"></span>'

@@ -97,9 +97,11 @@ class Predictor:
         )
         self.model: Any = None  # the module, if torch runs it
         if not isinstance(self.loaded.model, ExportedModel) and engine not in ("onnx", "int8"):
-            from vitrail.models.parts.token_merging import add_token_merging
+            self.model = self.loaded.model
+            if merge != 0:
+                from vitrail.models.parts.token_merging import add_token_merging
 
-            self.model = add_token_merging(self.loaded.model, merge)
+                self.model = add_token_merging(self.model, merge)
         self.engine: Engine = open_engine(self, self.output, engine, streams, threads)
         self.feature_engines: dict[OutputKind, Engine] = {}
 
