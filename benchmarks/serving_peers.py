@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import support.torchvision_shim  # noqa: F401  # before torchvision
 import torch
 from PIL import Image
+from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before torchvision
 
 MODEL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
@@ -25,10 +25,12 @@ class TimmModel:
 
     def __init__(self, weights: str) -> None:
         import timm
+        from timm.data.config import resolve_model_data_config
+        from timm.data.transforms_factory import create_transform
 
         torch.set_num_threads(1)
         self.model: Any = timm.create_model(MODEL, checkpoint_path=weights).eval()
-        self.transform: Any = timm.data.create_transform(**timm.data.resolve_model_data_config(self.model))
+        self.transform: Any = create_transform(**resolve_model_data_config(self.model))
 
     def predict(self, body: bytes) -> list[dict[str, Any]]:
         torch.set_num_threads(1)  # of this thread

@@ -11,9 +11,10 @@ from support.toy_translators import make_translator
 from vitrail.base.figures import FigureFolder
 from vitrail.report.html_page import allow_script
 from vitrail.report.translation_report import (
-    SCRIPT_FILE,
+    SCRIPT_FILES,
     ExplainedSentence,
     explain_sentence,
+    join_modules,
     name_files,
     render_translation_page,
     write_sentence_explanation,
@@ -52,7 +53,7 @@ def test_the_numbers_of_the_page_are_those_of_the_maps(explained: ExplainedSente
 
 def test_only_the_script_of_the_page_is_allowed(explained: ExplainedSentence) -> None:
     page = render_translation_page(explained)
-    script = SCRIPT_FILE.read_text("utf-8")
+    script = join_modules(SCRIPT_FILES)
     assert page.count("<script") == 2  # the numbers, and the script
     assert f"<script>{script}</script>" in page
     assert allow_script(script) in page

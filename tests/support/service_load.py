@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from support.server_process import Answer, Server
@@ -14,7 +15,7 @@ def ask_at_once(server: Server, bodies: Iterable[bytes], path: str = "/") -> lis
     """Send all bodies at the same time; the answers in order."""
     listed = list(bodies)
     with ThreadPoolExecutor(len(listed)) as pool:
-        return list(pool.map(lambda body: server.post(path, body), listed))
+        return list(pool.map(partial(server.post, path), listed))
 
 
 def ask_until_refused(server: Server, body: bytes, results: list[Any]) -> None:
