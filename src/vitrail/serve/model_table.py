@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.base.kinds import Explorer, ServedModel, call_command, find_kind
-from vitrail.opening import detect_kind
+from vitrail.opening import detect_kind, refuse_models_without_layers
 from vitrail.serve.request_errors import unknown_model_error
 
 DEFAULT_MODEL = "cct_cifar10"  # of the package
@@ -74,6 +74,7 @@ def host_model(name: str, source: str, options: Mapping[str, Any]) -> HostedMode
     explorer, description, reason = None, None, f"vitrail has no figures for a model that {kind.does}"
     if "explore" in kind.commands:
         try:
+            refuse_models_without_layers(source)  # before torch is imported
             explorer = call_command(kind, "explore", source, {"opened": served.opened})
             description, reason = explorer.describe(), None
         except VitrailError as error:  # the model predicts, but cannot be looked into
