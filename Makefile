@@ -39,7 +39,7 @@ browser:  ## Debian's Chromium, where there is none: without it the tests of pag
 
 FUZZ = tests/checkpoint/test_damaged_checkpoints.py tests/checkpoint/test_hostile_pickles.py tests/checkpoint/test_checksums.py \
 	tests/data/images/decoding/test_hostile_images.py tests/export/test_damaged_exports.py tests/predict/output/test_damaged_partial_folders.py \
-	tests/train/test_run_folder_damage.py tests/tasks/test_teacher_cache.py tests/cli/test_special_files.py
+	tests/train/test_run_folder_damage.py tests/tasks/test_teacher_cache.py tests/cli/test_special_files.py tests/serve/test_malformed_requests.py
 fuzz: setup  ## damaged and hostile files of every kind, 10,000 per kind; `make test` makes 2,000
 	$(BIN)/pytest -n 2 $(FUZZ) --mutations 10000
 

@@ -1,11 +1,12 @@
 """timm behind LitServe, for benchmarks/serving_peers.py: its workers import the class from a module."""
 
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 from serving_peers import TimmModel
 
 litserve: Any = import_module("litserve")
+fastapi: Any = import_module("fastapi")
 
 
 class TimmApi(litserve.LitAPI):
@@ -17,8 +18,8 @@ class TimmApi(litserve.LitAPI):
         del device
         self.timm = TimmModel(self.weights)
 
-    async def decode_request(self, request: Any) -> bytes:
-        return await request.body()
+    def decode_request(self, request: Annotated[bytes, fastapi.Body(media_type="image/jpeg")]) -> bytes:
+        return request
 
     def predict(self, x: bytes) -> Any:
         return self.timm.predict(x)

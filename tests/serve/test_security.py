@@ -31,6 +31,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
         ({"Host": ""}, 403),
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Host": "localhost:8000", "Origin": "http://localhost:8001"}, 403),
         ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
         ({"Host": "photos.example.org"}, 403),

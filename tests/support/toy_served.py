@@ -50,7 +50,7 @@ class ServedDigits:
     def parse_settings(self, given: Mapping[str, Any]) -> int:
         unknown = set(given) - {"top_k"}
         top = str(given.get("top_k", 3))
-        if unknown or not top.isdecimal() or not 1 <= int(top) <= 3:
+        if unknown or top not in ("1", "2", "3"):
             raise ConfigError(f"{dict(given)!r}; expected top_k from 1 to 3")
         return int(top)
 
@@ -84,7 +84,7 @@ class DigitsExplorer:
 
     def explore(self, body: bytes, query: Mapping[str, str]) -> bytes:
         time.sleep(self.about["seconds"])
-        if not body.isdigit():
+        if not body.isdigit() or len(body) > 9:
             raise DataError("the file has no digits; expected digits")
         header = json.dumps({"__metadata__": {"explanation": json.dumps({"value": int(body), **query})}}).encode()
         return len(header).to_bytes(8, "little") + header

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from vitrail.base.errors import ConfigError
 from vitrail.base.kinds import Kind, Messages, name_run_and_code
 from vitrail.base.text import format_count
-from vitrail.opening import GivenPreprocessing, Opened, open_checkpoint_of_any_size, open_image_model, open_torch_model
+from vitrail.opening import (
+    GivenPreprocessing,
+    Opened,
+    open_checkpoint_of_any_size,
+    open_image_model,
+    open_torch_model,
+    refuse_models_without_layers,
+)
 from vitrail.tasks import PRETRAINING_TASKS
 
 if TYPE_CHECKING:
     from vitrail.base.figures import FigureFolder
     from vitrail.inspection.explain.explain_files import ExplainResult
+    from vitrail.inspection.explore.image_explorer import ImageExplorer
     from vitrail.models.base.checks import Size
     from vitrail.tasks.image_source import ImageSource
     from vitrail.train.plan import Plan
@@ -107,6 +115,14 @@ def explain(
         progress=messages.progress,
         **writing,
     )
+
+
+def explore(model: str, opened: Opened) -> "ImageExplorer":
+    """The explorer of a model with layers; an exported one is refused before torch is imported."""
+    refuse_models_without_layers(opened)
+    from vitrail.inspection.explore.image_explorer import ImageExplorer
+
+    return ImageExplorer(model, opened)
 
 
 def export(
@@ -260,7 +276,7 @@ KIND = Kind(
     commands={
         "predict": "vitrail.predict.image_rows:PredictionRows",
         "embed": "vitrail.predict.image_rows:FeatureRows",
-        "explore": "vitrail.inspection.explore.image_explorer:ImageExplorer",
+        "explore": "vitrail.kinds.image:explore",
         "evaluate": "vitrail.evaluation.checkpoint_evaluation:open_checkpoint_evaluation",
         "explain": "vitrail.kinds.image:explain",
         "export": "vitrail.kinds.image:export",

@@ -4,7 +4,6 @@ import traceback
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -146,5 +145,5 @@ def check_origin(request: Request, known: Sequence[str] | None) -> None:
     if known is not None and name.lower() not in known:
         raise RequestError(403, f"the host is {host[:100]!r}; expected {' or '.join(known)}", "auth")
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
         raise RequestError(403, f"the origin is {origin[:100]!r}; expected the page of this server", "auth")
