@@ -272,7 +272,7 @@ def test_no_malformed_request_is_a_bug(
     bugs = [line for line in log.splitlines() if '"bug"' in line or "Traceback" in line]
     assert bugs == []
     assert {status for status in counted if status >= 500} == set()
-    assert counted[200] > mutations // 50, "some reach a model"
+    assert counted[200] > mutations // 100, "some reach a model"
     assert counted[400] > mutations // 10
     assert server.post("/", b"7").json[0]["score"] == 21
     assert server.post("/models/photos", json.dumps({"inputs": photo.decode()})).status == 200
