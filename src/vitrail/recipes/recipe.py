@@ -140,9 +140,33 @@ class DistillationSettings:
         "trained",
         "Image size of the teacher. student: the student's, as DeiT fine-tunes at 384 pixels; positions are resampled.",
     )
+    hint_weight: float = field_with_help(
+        0.0, "Weight of hints (FitNets): blocks of the student learn the output of blocks of the teacher.", MAY_BE_ZERO
+    )
+    hints: str = field_with_help(
+        "last:last", "Blocks that hints compare, STUDENT:TEACHER, from 1 or last; several as 4:8,last:last."
+    )
+    hint_tokens: Literal["patches", "class"] = field_with_help(
+        "patches", "Tokens that hints compare; of patches, the finer grid is averaged to the coarser one."
+    )
+    distance_weight: float = field_with_help(
+        0.0,
+        "Weight of relations (RKD): the distances between the examples of a batch, 25 in RKD's tables.",
+        MAY_BE_ZERO,
+    )
+    angle_weight: float = field_with_help(
+        0.0, "Weight of relations (RKD): the angles between the examples of a batch, twice the distances'.", MAY_BE_ZERO
+    )
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether the loss needs more of the teacher than its logits."""
+        return bool(self.hint_weight or self.distance_weight or self.angle_weight)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.hint_weight and (self.hints, self.hint_tokens) != ("last:last", "patches"):
+            raise ConfigError("`hints` or `hint_tokens` without hints; expected `hint_weight` more than 0, such as 1")
         if self.teacher_smoothing and self.distill == "soft":
             raise ConfigError(
                 f"`teacher_smoothing` {self.teacher_smoothing} with `distill` soft; expected `distill` hard, which has "

@@ -34,7 +34,7 @@ from vitrail.study.training_study import (
 )
 from vitrail.tasks import find_task
 from vitrail.tasks.classification import Classification
-from vitrail.tasks.distillation import check_distill_token_fits_model, check_no_random_augmentation
+from vitrail.tasks.distillation import check_distill_token_fits_model, check_teacher_can_be_cached
 from vitrail.tasks.image_task import assemble_image_task
 from vitrail.tasks.task import BuildContext
 from vitrail.tasks.teacher import Teacher, TeacherView
@@ -219,7 +219,7 @@ class AblationPlanner:
         if request.teacher is not None:
             check_distill_token_fits_model(recipe, plan.model)
         if request.teacher_cache is not None:
-            check_no_random_augmentation(recipe)
+            check_teacher_can_be_cached(recipe)
         return plan
 
 

@@ -20,13 +20,14 @@ from vitrail.models.base.contract import ImageModel
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.tasks.classification import Classification, LossInputs
+from vitrail.tasks.feature_distillation import FeatureDistillation, compute_all_tokens
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import build_image_task, check_image_source
 from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup
 from vitrail.tasks.teacher import Teacher, TeacherView
 from vitrail.tasks.teacher_cache import TeacherCache
 
-DEFAULT_TEACHER_WEIGHT = {"hard": 0.5, "soft": 0.1}  # as in the DeiT paper
+DEFAULT_TEACHER_WEIGHT = {"hard": 0.5, "soft": 0.1, "none": 0.0}  # as in the DeiT paper
 RANDOM_AUGMENTATIONS = ("flip", "jitter", "erase", "mixup", "cutmix")  # must be 0 to cache logits
 
 
@@ -35,10 +36,15 @@ class Distillation(Classification):
 
     shares = ("accuracy", "agreement")
 
-    def __init__(self, model: Any, objective: "DistillationLoss", teacher: Teacher) -> None:
+    def __init__(
+        self, model: Any, objective: "DistillationLoss", teacher: Teacher, features: FeatureDistillation | None = None
+    ) -> None:
         super().__init__(model, objective)
         self.not_copied = (objective, teacher)
         self.teacher = (teacher,)  # not a submodule: it is neither trained nor saved
+        self.features = features  # its projectors are trained
+        if features is not None and features.relates_examples:
+            self.no_accumulation_reason = "relations are between the images of a micro-batch; use a smaller `batch`"
 
     def compile_backbone(self) -> None:
         super().compile_backbone()
@@ -62,29 +68,51 @@ def hard_distillation_loss(student: Tensor, teacher: Tensor, smoothing: float = 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationLoss:
-    """(1 − λ)·CE(class head, y) + λ·(soft or hard distillation of the head that learns from the teacher)."""
+    """(1 − λ)·CE(class head, y) + λ·(soft or hard distillation of the head that learns from the teacher).
+
+    Hints and relations are added, if there are `features`. The kind none is CE(y) with them alone.
+    """
 
     teacher_logits: Callable[[LossInputs], Tensor]  # (B, classes)
-    kind: Literal["soft", "hard"]
+    kind: Literal["soft", "hard", "none"]
     weight: float  # λ
     temperature: float  # τ, for soft distillation
     smoothing: float = 0.0  # of the teacher's top class, for hard distillation
     uses_distillation_token: bool  # otherwise the class head learns from labels and teacher
 
+    features: FeatureDistillation | None = None
+
     def __call__(self, model: Any, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
-        teacher = self.teacher_logits(inputs)
-        if self.uses_distillation_token:
-            by_label, by_teacher = model.head_logits(model.encode(inputs.images, queries=model.prefix))
-        else:
-            by_label = by_teacher = model(inputs.images)
-        by_label, by_teacher, teacher = by_label.float(), by_teacher.float(), teacher.float()
+        if self.features is None:
+            return self.compare_logits(self.predict(model, inputs.images), self.teacher_logits(inputs), inputs.targets)
+        with self.features.record(model) as recorded:
+            teacher = self.teacher_logits(inputs)
+            loss, metrics = self.compare_logits(self.predict(model, inputs.images), teacher, inputs.targets)
+        more, losses = self.features(recorded, teacher)
+        return loss + more, {**metrics, **losses}
+
+    def predict(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The student's logits that learn from the labels, and those that learn from the teacher."""
+        every_token = self.features is not None and self.features.reads_patches
+        if self.uses_distillation_token and self.kind != "none":
+            by_label, by_teacher = model.head_logits(model.encode(images, None if every_token else model.prefix))
+            return by_label.float(), by_teacher.float()
+        logits = (compute_all_tokens(model, images) if every_token else model(images)).float()
+        return logits, logits
+
+    def compare_logits(
+        self, student: tuple[Tensor, Tensor], teacher: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        (by_label, by_teacher), teacher = student, teacher.float()
+        loss = F.cross_entropy(by_label, targets)
         if self.kind == "soft":
             teacher_loss = soft_distillation_loss(by_teacher, teacher, self.temperature)
         else:
             teacher_loss = hard_distillation_loss(by_teacher, teacher, self.smoothing)
         teacher_loss = teacher_loss + 0 * teacher.sum()  # argmax hides NaN in the teacher's logits; this passes it on
-        loss = (1 - self.weight) * F.cross_entropy(by_label, inputs.targets) + self.weight * teacher_loss
-        hits = by_label.detach().argmax(-1) == inputs.targets.argmax(-1)
+        if self.kind != "none":
+            loss = (1 - self.weight) * loss + self.weight * teacher_loss
+        hits = by_label.detach().argmax(-1) == targets.argmax(-1)
         agrees = by_teacher.detach().argmax(-1) == teacher.argmax(-1)
         return loss, {"accuracy": hits.float().mean(), "agreement": agrees.float().mean()}
 
@@ -106,10 +134,12 @@ def make_distillation(
     """
     settings, device, ranks = recipe.distillation, device or torch.device("cpu"), ranks or Ranks()
     check_distill_token_fits_model(recipe, model)
-    if settings.distill == "none":
+    if settings.distill == "none" and not settings.reads_features:
         return Classification(model), []
+    if settings.reads_features and recipe.loop.compile:
+        raise ConfigError("`compile` is true; expected false with hints and relations, which read single blocks")
     if cache_folder is not None:
-        check_no_random_augmentation(recipe)
+        check_teacher_can_be_cached(recipe)
     raised = settings.teacher_size == "student"
     size = pair(source.preprocessing.image_size)
     if isinstance(teacher, str | Path):
@@ -124,7 +154,18 @@ def make_distillation(
         teacher = teacher.at_size(size)
     if teacher.model is model:
         raise ConfigError("the teacher is the student itself; expected another model, or a copy of it")
-    view = TeacherView(teacher, source.data, source.preprocessing, device, compiled=recipe.loop.compile)
+    features = None
+    if settings.reads_features:
+        features = FeatureDistillation(model, teacher.model, teacher.name, settings, ranks)
+        features.to(device)
+    view = TeacherView(
+        teacher,
+        source.data,
+        source.preprocessing,
+        device,
+        compiled=recipe.loop.compile,
+        every_token=features is not None and features.reads_patches,
+    )
 
     def compute_logits(inputs: LossInputs) -> Tensor:
         return view(inputs.images)
@@ -137,8 +178,9 @@ def make_distillation(
         temperature=settings.temperature,
         smoothing=settings.teacher_smoothing,
         uses_distillation_token=has_distillation_head(model),
+        features=features,
     )
-    return Distillation(model, objective, teacher), view.notes
+    return Distillation(model, objective, teacher, features), view.notes
 
 
 def check_distill_token_fits_model(recipe: Recipe, model: Any) -> None:
@@ -162,8 +204,12 @@ def has_distillation_head(model: nn.Module) -> bool:
     return isinstance(model, ImageModel) and len(model.classifiers) == 2
 
 
-def check_no_random_augmentation(recipe: Recipe) -> None:
-    """Refuse to cache a teacher's logits if images are augmented randomly."""
+def check_teacher_can_be_cached(recipe: Recipe) -> None:
+    """Refuse to cache a teacher's logits if more than these are needed, or images are augmented randomly."""
+    if recipe.distillation.reads_features:
+        raise ConfigError(
+            "`teacher_cache` with hints or relations, which need the teacher's features; expected no `teacher_cache`"
+        )
     augmentation = recipe.augmentation
     moving = [name for name in RANDOM_AUGMENTATIONS if vars(augmentation)[name]]
     moving += ["crop"] if augmentation.crop != "center" else []
@@ -183,7 +229,7 @@ def build_distillation(request: Request, context: BuildContext) -> TaskSetup:
     setup = build_image_task(request, context, Classification)
     source = check_image_source(setup.source, setup.task)
     if request.teacher_cache is not None:
-        check_no_random_augmentation(request.recipe)
+        check_teacher_can_be_cached(request.recipe)
     cache_folder = None if request.teacher_cache is None or context.dry_run else Path(request.teacher_cache)
     fields = dict(request.teacher_fields or {})
     if request.recipe.distillation.teacher_size == "student":

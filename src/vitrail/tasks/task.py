@@ -89,7 +89,7 @@ class Task(nn.Module):
     shares: ClassVar[tuple[str, ...]] = ("accuracy",)  # metrics of `forward` from 0 to 1, shown in per cent
     averages_itself: ClassVar[bool] = False  # has a moving average of its own: the recipe's `ema` is refused
     collapse_signs: ClassVar[tuple[CollapseSign, ...]] = ()  # reported by the loop, once
-    no_accumulation_reason: ClassVar[str] = ""  # why a batch cannot be split into micro-batches; empty if it can
+    no_accumulation_reason: str = ""  # why a batch cannot be split into micro-batches; empty if it can
     backbone: Any  # a module; layer decay, freezing and Muon apply to it
     ranks: Ranks = Ranks()  # set before training; for tasks that compare the examples of all processes
     not_copied: tuple[object, ...] = ()  # objects that `copy` shares with the original, such as a frozen teacher

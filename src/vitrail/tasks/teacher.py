@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import takes_other_sizes
 from vitrail.models.catalog.external_families import TIMM_PREFIX
 from vitrail.opening import open_model
+from vitrail.tasks.feature_distillation import compute_all_tokens
 
 TRIAL_BATCH_SIZE = 2  # images for a first check of the teacher's outputs
 
@@ -92,6 +94,7 @@ class TeacherView:
         device: torch.device,
         *,
         compiled: bool = False,
+        every_token: bool = False,
     ) -> None:
         self.teacher, self.student_preprocessing, self.device = teacher, student_preprocessing, device
         model = teacher.model.to(device).eval()
@@ -102,7 +105,7 @@ class TeacherView:
             raise ConfigError(
                 f"{teacher.name} takes {taken} channels and the student {given}; expected the same, or a gray student"
             )
-        self.model: Callable[[Tensor], Tensor] = model
+        self.model: Callable[[Tensor], Tensor] = partial(compute_all_tokens, model) if every_token else model
         classes = self.check_outputs_and_count_classes(data)
         try:
             self.columns, note = match_data_classes_to_model(teacher.labels, classes, data.classes)

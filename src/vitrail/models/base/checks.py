@@ -24,6 +24,7 @@ MAX_SEED = 2**31 - 1
 TYPE_DESCRIPTIONS = {
     int: "a whole number",
     float: "a number",
+    str: "a text",
     bool: "true or false",
     NoneType: "none",
     tuple[int, int]: "a pair (rows, columns)",
