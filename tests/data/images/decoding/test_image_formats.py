@@ -233,6 +233,10 @@ COSTLY: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: hostile.blank_tiff(1, 1, bits=(8,), tags={259: (3, [1]), 273: (3, [8] * 600_000)}),
         "has tables of",
     ),
+    "a strip table of bytes": (
+        lambda: hostile.blank_tiff(16, 16, bits=(8,), tags={259: (3, [1]), 273: (1, [8] * 200_000), 278: (4, [1])}),
+        "has tables of",
+    ),
     "a table that is no strip table": (
         lambda: hostile.blank_tiff(8, 8, tags={274: (3, [1] * 600_000)}),
         "has tables of",

@@ -67,7 +67,8 @@ TIFF_COMPRESSIONS = (  # without rare ones, and without those that specify their
     *("tiff_adobe_deflate", "tiff_deflate", "zstd"),
 )
 TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of TIFF
-TIFF_BYTE_TYPES = (1, 2, 7)  # of tags: bytes, text and undefined; Pillow makes one object of any length from them
+TIFF_BYTE_TYPES = (1, 2, 7)  # of tags: bytes, text and undefined; Pillow makes one object of any length from them,
+TIFF_NUMBER_TAGS = (258, 273, 279, 320, 324, 325, 338, 339)  # but one per byte of strips, tiles, samples and palettes
 BIG_TIFF = 43
 MAX_TIFF_TABLE_BYTES = (
     2**20
@@ -323,8 +324,11 @@ def check_tiff_tables(data: bytes, where: str) -> None:
     for start in starts:
         file.seek(start)
         directory.load(file)
-        stored = directory._tagdata.items()  # not yet converted to numbers
-        size += sum(len(found) for tag, found in stored if directory.tagtype[tag] not in TIFF_BYTE_TYPES)
+        for tag, found in directory._tagdata.items():  # not yet converted to numbers
+            if directory.tagtype[tag] not in TIFF_BYTE_TYPES:
+                size += len(found)
+            elif tag in TIFF_NUMBER_TAGS:
+                size += 8 * len(found)
         if size > MAX_TIFF_TABLE_BYTES:
             raise DataError(
                 f"{where} has tables of {size} bytes; expected at most {MAX_TIFF_TABLE_BYTES}: use larger strips"
