@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
@@ -49,12 +50,16 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
 def test_the_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    listed = {each.partition("[")[0]: name for name in extras for each in extras[name]}
+    listed = {name_package(each): name for name in extras for each in extras[name]}
     assert {name: listed[name] for name, extra in env.EXTRAS.items() if extra} == {
         name: extra for name, extra in listed.items() if extra not in ("all", "test", "parity", "docs")
     }
-    needed = {each.partition(">")[0].partition("[")[0] for each in project["dependencies"]}
-    assert needed == set(env.PACKAGES)
+    assert {name_package(each) for each in project["dependencies"]} == set(env.PACKAGES)
+
+
+def name_package(requirement: str) -> str:
+    """Without its extras, versions and systems."""
+    return re.split(r"[^\w-]", requirement)[0]
 
 
 def test_a_folder_elsewhere_shows_only_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

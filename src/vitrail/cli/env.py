@@ -22,7 +22,7 @@ EXTRAS = {  # optional packages: the extra that installs them, or none
     "simplejpeg": "fast",
     **dict.fromkeys(("tokenizers", "sacrebleu"), "text"),
     "ctranslate2": "ctranslate2",
-    **dict.fromkeys(("starlette", "uvicorn", "prometheus-client"), "serve"),
+    **dict.fromkeys(("starlette", "uvicorn", "httptools", "uvloop", "prometheus-client"), "serve"),
     **dict.fromkeys(("timm", "transformers", "torchvision"), None),
 }
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")

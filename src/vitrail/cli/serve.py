@@ -11,7 +11,7 @@ from vitrail.base.errors import ConfigError, missing_package_error
 from vitrail.base.files import read_text
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.options.groups import LIMITS, NETWORK, SPEED
-from vitrail.cli.options.values import parse_fields, parse_size, read_labels
+from vitrail.cli.options.values import MAX_PROCESSES, at_most, parse_fields, parse_size, read_labels
 
 if TYPE_CHECKING:
     from vitrail.serve.service import Service
@@ -43,7 +43,7 @@ def serve(
     engine: Annotated[
         Literal["auto", "eager", "compiled", "bfloat16", "onnx", "int8"], Parameter(group=SPEED)
     ] = "auto",
-    streams: Annotated[int | None, Parameter(group=SPEED)] = None,
+    streams: Annotated[int | None, Parameter(validator=at_most(MAX_PROCESSES), group=SPEED)] = None,
     latency: Annotated[bool, Parameter(negative=(), group=SPEED)] = False,
     image_size: flags.ImageSize = None,
     fields: flags.ConfigFields = None,

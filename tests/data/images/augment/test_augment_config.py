@@ -27,7 +27,7 @@ def test_config_survives_asdict_and_lists() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"crop": "center"}, "did you mean 'center'"),
+        ({"crop": "centered"}, "did you mean 'center'"),
         ({"policy": "random"}, "did you mean 'rand'"),
         ({"area": (0.5,)}, "area is (0.5,); expected two numbers"),
         ({"area": (1.0, 0.5)}, "area is (1.0, 0.5); expected two numbers"),
