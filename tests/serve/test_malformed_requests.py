@@ -170,7 +170,7 @@ def make_image(draw: Random) -> bytes:
 
 def make_text(draw: Random) -> bytes:
     texts = (
-        b"7",
+        *[b"7"] * 12,
         b"",
         b"\0",
         EPS,

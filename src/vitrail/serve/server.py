@@ -1,8 +1,11 @@
 """One process, one event loop: open the models, listen, and end without losing a request."""
 
 import asyncio
+import ctypes
 import signal
 import socket
+import struct
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +18,8 @@ from vitrail.serve.connection import make_connection_class
 from vitrail.serve.model_table import ModelTable, host_model, parse_names
 from vitrail.serve.service import Service
 from vitrail.serve.settings import ServeSettings
+
+SO_ATTACH_FILTER, BPF_RETURN = 26, 6  # of Linux; Python has no names for them
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -31,6 +36,19 @@ def bind_socket(host: str, port: int) -> socket.socket:
             ("port",),
         ) from None
     return made
+
+
+def drop_new_connections(listening: socket.socket) -> None:
+    """Let the kernel ignore who connects from now on: whoever connects before the port is closed would be reset.
+
+    They try again by themselves, and then find the port closed. Only Linux has this filter.
+    """
+    if sys.platform != "linux":
+        return
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
+    with suppress(OSError):
+        program = struct.pack("HL", 1, ctypes.addressof(drop_all))  # one instruction
+        listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 class DrainingServer(uvicorn.Server):
@@ -57,6 +75,7 @@ class DrainingServer(uvicorn.Server):
         loop, accepted = asyncio.get_running_loop(), list[socket.socket]()
         for listening in sockets or ():
             listening.setblocking(False)
+            drop_new_connections(listening)
             with suppress(OSError):  # nobody is left
                 while True:
                     accepted.append(listening.accept()[0])
