@@ -51,11 +51,13 @@ def test_wrong_files(tmp_path: Path) -> None:
             read_matlab_arrays(path, (name,))
     header = whole[:128]
     bomb = zlib.compress(bytes(2**25))
+    half = zlib.compress(bytes(2**23 + 2**20))  # a variable that is within the limit, but not twice
     for data, message in (
         (b"", "does not begin with a header"),
         (b"\x89HDF" + bytes(200), "does not begin with a header"),
         (whole[:150], "ends within an element"),
         (header + struct.pack("<II", 15, len(bomb)) + bomb, "would unpack to more than"),
+        (header + 2 * (struct.pack("<II", 15, len(half)) + half), "would unpack to more than"),
         (header + struct.pack("<II", 15, 8) + b"notzlib!", "cannot be read"),
         (header + struct.pack("<II", 14, 8) + bytes(8), "a variable has no name"),
     ):

@@ -120,9 +120,26 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     data = open_data(root)
     assert data.classes == tuple(sorted(ids))
     assert (list_labels(data), len(data.train or ())) == ({"val/images/val_0.JPEG": ids[0]}, 2)
+    write_lines(root / "wnids.txt", *ids, *ids)
+    assert len(open_data(root).train or ()) == 2, "each class counts once"
     write_lines(root / "wnids.txt", *ids, "n09999999")
     with pytest.raises(DataError, match=r"train has no images of n09999999; unpack its archive again"):
         open_data(root)
+
+
+@pytest.mark.parametrize("path", ["../pets/images/a", "./a", "/a", "b/../a"])
+def test_other_spellings_of_a_path_are_refused(tmp_path: Path, path: str) -> None:
+    """A list could name one folder, or one outside, in any number of ways, and each would be listed."""
+    root = make_pets(tmp_path / "pets")
+    write_lines(root / "annotations/test.txt", f"{path}_1 9")
+    with pytest.raises(DataError, match=r"lists 'images/.*'; expected a plain path below it"):
+        open_data(root)
+    tiny = tmp_path / "tiny-imagenet-200"
+    write_lines(tiny / "wnids.txt", path)
+    write_lines(tiny / "val/val_annotations.txt", "val_0.JPEG\ta")
+    write_images(tiny, "train/a/images/a.JPEG", "val/images/val_0.JPEG")
+    with pytest.raises(DataError, match="expected a plain path below it"):
+        open_data(tiny)
 
 
 def test_imagenet_v2_has_class_numbers_and_is_a_test_set(tmp_path: Path) -> None:

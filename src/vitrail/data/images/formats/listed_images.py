@@ -61,6 +61,7 @@ def make_dataset(root: Path, files: Iterable[tuple[str, str]], classes: Sequence
     """Images by (path below the root, class); all of them must be there."""
     index = {name: number for number, name in enumerate(classes)}
     listed = list(files)
+    check_paths(root, (path for path, _ in listed))
     present = {
         f"{folder}/{name}"
         for folder in {path.rpartition("/")[0] for path, _ in listed}
@@ -78,6 +79,13 @@ def make_dataset(root: Path, files: Iterable[tuple[str, str]], classes: Sequence
     if unknown is not None:
         raise DataError(f"{root} lists an image of {unknown!r}, which is not among its {len(classes)} classes")
     return FileDataset([path for path, _ in listed], [index[name] for _, name in listed], classes, root=root)
+
+
+def check_paths(root: Path, paths: Iterable[str]) -> None:
+    """Refuse paths that leave the folder, and other spellings of a path: each could list one folder again."""
+    odd = next((path for path in paths if not {"", ".", ".."}.isdisjoint(path.split("/"))), None)
+    if odd is not None:
+        raise DataError(f"{root} lists {odd[:80]!r}; expected a plain path below it, as in the published list")
 
 
 def read_pets(root: Path) -> Splits:
@@ -155,7 +163,8 @@ def read_dtd(root: Path) -> Splits:
 
 def read_tiny_imagenet(root: Path) -> Splits:
     """Classes are WordNet ids in sorted order; the test images have no labels."""
-    classes = sorted(row[0] for row in read_list(root / "wnids.txt", 1))
+    classes = sorted({row[0] for row in read_list(root / "wnids.txt", 1)})
+    check_paths(root, classes)
     rows = read_list(root / "val/val_annotations.txt", 2, "\t")
     val = make_dataset(root, [(f"val/images/{row[0]}", row[1]) for row in rows], classes)
     files = [

@@ -13,7 +13,7 @@ from vitrail.base.errors import DataError, describe_error
 from vitrail.base.files import read_bytes
 
 MAX_FILE_BYTES = 2**31
-MAX_UNPACK_RATIO, UNPACK_ALLOWANCE = 64, 2**24  # a variable unpacks to at most RATIO × its size + ALLOWANCE
+MAX_UNPACK_RATIO, UNPACK_ALLOWANCE = 64, 2**24  # all variables unpack to at most RATIO × the file + ALLOWANCE
 MAX_DIMENSIONS = 8
 MATRIX, COMPRESSED = 14, 15
 TYPES = {
@@ -53,9 +53,11 @@ def list_arrays(data: memoryview, names: Collection[str]) -> Iterator[tuple[str,
     if len(data) < 128 or bytes(data[126:128]) not in (b"IM", b"MI"):
         raise FormatError("it does not begin with a header of MATLAB")
     order = "<" if bytes(data[126:128]) == b"IM" else ">"
+    left = min(MAX_UNPACK_RATIO * len(data) + UNPACK_ALLOWANCE, MAX_FILE_BYTES)
     for kind, content in split_elements(data[128:], order):
         if kind == COMPRESSED:
-            unpacked = unpack(content)
+            unpacked = unpack(content, left)
+            left -= len(unpacked)
             kind, content = next(split_elements(unpacked, order), (0, content))
         if kind == MATRIX:
             found = read_array(content, order, names)
@@ -63,8 +65,7 @@ def list_arrays(data: memoryview, names: Collection[str]) -> Iterator[tuple[str,
                 yield found
 
 
-def unpack(content: memoryview) -> memoryview:
-    limit = min(MAX_UNPACK_RATIO * len(content) + UNPACK_ALLOWANCE, MAX_FILE_BYTES)
+def unpack(content: memoryview, limit: int) -> memoryview:
     reader = zlib.decompressobj()
     data = reader.decompress(content, limit + 1)
     if len(data) > limit:
