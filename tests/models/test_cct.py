@@ -83,6 +83,12 @@ def test_shapes() -> None:
     assert CCT(replace(TOY, classes=0))(images).shape == (2, 16)
     assert CCT(VARIANT).grid == (4, 2)
     assert CCT(replace(VARIANT, pools=3)).grid == (2, 1)
+    kinds = [type(layer).__name__ for layer in CCT(replace(VARIANT, pools=(1, 3))).patch_embed.layers]
+    assert [kind for kind in kinds if kind.endswith("2d")] == [
+        *("Conv2d", "BatchNorm2d", "MaxPool2d"),
+        *("Conv2d", "BatchNorm2d"),
+        *("Conv2d", "BatchNorm2d", "MaxPool2d"),
+    ]
     add_weight_noise(model)
     torch.testing.assert_close(model(images), model.logits(model.tokens(images)))
 

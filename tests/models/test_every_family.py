@@ -189,7 +189,9 @@ OF_DEFAULTS: Invalid = {  # in place of the defaults
         ({"image_size": (30, 32)}, r"30×32 pixels; expected a multiple of 4×4"),
         ({"kernel": 4}, r"kernel 4; expected an odd number"),
         ({"neighbors": True, "attention_dropout": 0.1}, r"attention_dropout and neighbors"),
-        ({"pools": 3}, r"3 pools; expected at most 2"),
+        ({"pools": 3}, r"pools 3; expected at most 2, each after another convolution"),
+        ({"pools": (1, 1)}, r"pools \(1, 1\); expected at most 2"),
+        ({"pools": (3,)}, r"pools \(3,\); expected at most 2"),
     ],
     "convnext": [
         ({"widths": (96, 192)}, r"widths is \(.*\) for 4 stages; expected 4 numbers"),

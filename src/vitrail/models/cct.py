@@ -31,7 +31,7 @@ class CCTConfig:
     stem: tuple[int, ...] = (64,)  # channels of the tokenizer's convolutions but the last, which has `width`
     kernel: int = 3  # of each convolution
     stride: int = 1
-    pools: int | None = None  # number of convolutions followed by a max pool, from the first; default: all
+    pools: int | tuple[int, ...] | None = None  # how many convolutions have a max pool, or which: (2, 4); default: all
     batch_norm: bool = False  # after each convolution
     channels: int = 3
     classes: int = field(default=10, metadata=MAY_BE_ZERO)  # 0: no head, returns the pooled features
@@ -54,17 +54,22 @@ class CCTConfig:
         convolutions = len(self.stem) + 1
         if self.kernel % 2 == 0:
             raise ConfigError(f"kernel {self.kernel}; expected an odd number")
-        if self.pools is not None and self.pools > convolutions:
-            raise ConfigError(f"{self.pools} pools; expected at most {convolutions}, one per convolution")
+        if not set(self.pooled) <= set(range(1, convolutions + 1)) or len(set(self.pooled)) < len(self.pooled):
+            raise ConfigError(f"pools {self.pools}; expected at most {convolutions}, each after another convolution")
         if self.neighbors and self.attention_dropout:
             raise ConfigError("attention_dropout and neighbors are both set; expected at most one of them")
         check_grid(pair(self.image_size), self.patch)
 
     @property
+    def pooled(self) -> tuple[int, ...]:
+        """The convolutions that are followed by a max pool; the first one is 1."""
+        pools = len(self.stem) + 1 if self.pools is None else self.pools
+        return tuple(range(1, pools + 1)) if isinstance(pools, int) else pools
+
+    @property
     def patch(self) -> tuple[int, int]:
         """Pixels per token."""
-        convolutions = len(self.stem) + 1
-        side = self.stride**convolutions * 2 ** (convolutions if self.pools is None else self.pools)
+        side = self.stride ** (len(self.stem) + 1) * 2 ** len(self.pooled)
         return (side, side)
 
 
@@ -84,8 +89,7 @@ class CCT(PatchEncoder):
         if config.neighbors:
             self.no_dropping_reason = "its attention needs the offset between any two tokens"
         widths = (config.channels, *config.stem, width)
-        pools = len(widths) - 1 if config.pools is None else config.pools
-        self.patch_embed = Tokenizer(widths, config.kernel, config.stride, pools, batch_norm=config.batch_norm)
+        self.patch_embed = Tokenizer(widths, config)
         self.pos_embed = nn.Parameter(torch.empty(1, math.prod(self.grid), width), config.learned_positions)
         self.pos_drop = nn.Dropout(config.dropout)
         kind, eps, bias = PublishedBlock if config.published else Block, config.norm_eps, not config.published
@@ -125,15 +129,15 @@ class CCT(PatchEncoder):
 class Tokenizer(nn.Module):
     """Convolutions, each with ReLU and optional max pool: (B, C, H, W) → (B, n, D)."""
 
-    def __init__(self, widths: tuple[int, ...], kernel: int, stride: int, pools: int, *, batch_norm: bool) -> None:
+    def __init__(self, widths: tuple[int, ...], config: CCTConfig) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for layer, (width, out_width) in enumerate(pairwise(widths)):
-            layers.append(nn.Conv2d(width, out_width, kernel, stride, kernel // 2, bias=False))
-            if batch_norm:
+        for layer, (width, out_width) in enumerate(pairwise(widths), 1):
+            layers.append(nn.Conv2d(width, out_width, config.kernel, config.stride, config.kernel // 2, bias=False))
+            if config.batch_norm:
                 layers.append(nn.BatchNorm2d(out_width))
             layers.append(nn.ReLU())
-            if layer < pools:
+            if layer in config.pooled:
                 layers.append(nn.MaxPool2d(3, 2, 1))
         self.layers = nn.Sequential(*layers)
 
