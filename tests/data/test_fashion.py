@@ -1,6 +1,9 @@
 """The bundled data set."""
 
 import hashlib
+import re
+import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +71,14 @@ def test_photos_are_written_as_class_folders(tmp_path: Path) -> None:
         assert np.array_equal(np.asarray(image), bag)
     with pytest.raises(DataError, match="photos exists"):
         write_photos(tmp_path / "photos")
+
+
+def test_wrong_calls_of_the_module_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([], [str(tmp_path)]):
+        monkeypatch.setattr(sys, "argv", ["fashion", *words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("vitrail.data.fashion", run_name="__main__")
+        assert ended.value.code == 2
+        assert re.fullmatch(r"vitrail\.data\.fashion: .*; expected .*\n", capsys.readouterr().err)

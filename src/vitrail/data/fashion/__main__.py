@@ -12,5 +12,6 @@ if __name__ == "__main__":
             raise DataError(f"{len(sys.argv) - 1} arguments; expected one: python -m vitrail.data.fashion FOLDER")
         write_photos(Path(sys.argv[1]))
     except VitrailError as error:
-        sys.exit(f"vitrail.data.fashion: {error}")
+        sys.stderr.write(f"vitrail.data.fashion: {error}\n")
+        sys.exit(error.exit_code)
     sys.stdout.write(f"{sys.argv[1]}: 400 images for training, 100 for validation; {', '.join(EXAMPLE_CLASSES)}\n")
