@@ -61,20 +61,8 @@ format: setup
 notebook: setup  ## after changing examples/first_steps.py: executes it and stores the notebook with its outputs
 	$(BIN)/python scripts/make_notebook.py
 
-KEEP_FREED_MEMORY = MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184
-bench: setup  ## throughput, of other architectures too, DeiT's variants, the cost of a teacher and of looking inside, predicting, decoding, loading and images, interleaved
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/throughput.py
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/precision.py
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/deit_variants.py
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/families.py
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/distillation.py
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/pretraining.py
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/inspection.py
-	$(KEEP_FREED_MEMORY) PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only engines,variants
-	PYTHONPATH=tests $(BIN)/python benchmarks/prediction.py --only accuracy,cold,folder,merging
-	PYTHONPATH=tests $(BIN)/python benchmarks/decoding.py
-	PYTHONPATH=tests $(BIN)/python benchmarks/checkpoint_loading.py
-	PYTHONPATH=tests $(BIN)/python benchmarks/image_pipeline.py
+bench: setup  ## speed and memory next to other libraries, in 30 minutes of an idle machine; writes docs/results.md and docs/benchmarks.md
+	$(BIN)/python benchmarks/run_all.py
 
 costs: setup  ## after adding a preset or a checkpoint's tensor names: writes the lists by which models are found without importing them
 	$(BIN)/python scripts/preset_costs.py

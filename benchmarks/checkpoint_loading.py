@@ -23,12 +23,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cyclopts import run
+from cyclopts import Parameter, run
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
-
-from vitrail.base.text import format_table
 
 MODEL = "vit_base_patch16_224"
 FILE, PICKLE, FOLDER = f"{MODEL}.safetensors", f"{MODEL}.pth", "transformers"
@@ -155,23 +154,25 @@ def check_logits(found: dict[str, list[LoadMeasurement]]) -> None:
     for way, rounds in found.items():
         apart = max(abs(a - b) for each in rounds for a, b in zip(each.logits, expected, strict=True))
         if apart > 1e-4:
-            raise SystemExit(f"{way} answers otherwise than timm, by {apart:.1e}: not the same model")
+            raise SystemExit(f"{way} predicts otherwise than timm, by {apart:.1e}: not the same model")
 
 
 def format_row(way: str, moment: str, found: dict[str, list[LoadMeasurement]]) -> list[str]:
     cells = [way, moment]
     for which, digits in ((0, 2), (1, 0)):
         own, timm = ([each.until[moment][which] for each in found[name]] for name in (way, TIMM))
-        ratios = [mine / theirs for mine, theirs in zip(own, timm, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        cells += [f"{statistics.median(own):.{digits}f}", f"{middle:.2f} ({low:.2f}–{high:.2f})"]
+        cells += [f"{statistics.median(own):.{digits}f}", format_ratio(own, timm)]
     return cells
 
 
-def main(*, rounds: int = 7, threads: int = 1, seed: int = 0) -> None:
+def main(
+    *,
+    rounds: int = 7,
+    threads: int = 1,
+    seed: int = 0,
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
+) -> None:
     """Write the files into a temporary folder, measure every method of loading them and print the table."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm", "transformers", "safetensors"))
-    print(f"{versions}, threads: {threads}, {rounds} rounds; medians, and ratios to timm: median (quartiles)")
     found: dict[str, list[LoadMeasurement]] = {way: [] for way in LOADERS}
     new_process = ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1)
     with tempfile.TemporaryDirectory() as place, new_process as process:
@@ -186,9 +187,11 @@ def main(*, rounds: int = 7, threads: int = 1, seed: int = 0) -> None:
             order.append(order.pop(0))
     check_logits(found)
     lines = [format_row(way, moment, found) for moment in (LOADED, USED) for way in LOADERS]
-    print("\n".join(format_table(("B/16 by", "until", "s", "to timm", "MB", "to timm"), lines, "llrrrr")))
+    table = markdown_table(("ViT-B/16", "until", "s", "to timm", "MB", "to timm"), lines, "llrrrr")
     imports = (f"{statistics.median(each.imports for each in own):.1f} s {way}" for way, own in found.items())
-    print(f"imports, before and not counted: {'; '.join(imports)}")
+    note = f"Imports, before and not counted: {'; '.join(imports)}."
+    run_line = describe_run("checkpoint_loading.py", f"--rounds {rounds}", threads, seed)
+    present("loading", (table, note, f"{run_line} safetensors {version('safetensors')}."), page)
 
 
 if __name__ == "__main__":

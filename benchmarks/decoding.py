@@ -30,13 +30,12 @@ from support.text_peers import (
 # isort: split
 import ctranslate2
 import torch
-import transformers
 from cyclopts import Parameter, run
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
 from support.uncached_text_model import UncachedTextModel
 from torch import Tensor
 
-from vitrail.base.text import format_table
 from vitrail.predict.search.beam_search import beam_search
 from vitrail.predict.search.greedy_and_sampling import greedy
 from vitrail.predict.search.hypothesis import Hypothesis
@@ -128,12 +127,7 @@ def measure(case: Case, decoders: Mapping[str, Decoder], rounds: int) -> tuple[i
     return sum(map(len, texts["vitrail"])), times
 
 
-def format_ratio(own: list[float], other: list[float]) -> str:
-    low, middle, high = statistics.quantiles([b / a for a, b in zip(own, other, strict=True)], n=4)
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
-
-
-def compare_libraries(rounds: int, threads: int, only: str) -> None:
+def compare_libraries(rounds: int, threads: int, only: str) -> str:
     model = make_random_transformer(**SIZES, ending=ENDING, length=512)
     rows = list[list[str]]()
     with TemporaryDirectory() as folder:
@@ -143,16 +137,13 @@ def compare_libraries(rounds: int, threads: int, only: str) -> None:
                 continue
             tokens, times = measure(case, make_decoders(case, model, marian, translator), rounds)
             speeds = [f"{tokens / statistics.median(times[name]):,.0f}" for name in times]
-            ratios = [format_ratio(times["vitrail"], times[name]) for name in ("transformers", "CTranslate2")]
+            ratios = [format_ratio(times[name], times["vitrail"]) for name in ("transformers", "CTranslate2")]
             rows.append([case.search, str(case.batch), *speeds, *ratios])
-    names = ", ".join(f"{module.__name__} {module.__version__}" for module in (torch, transformers, ctranslate2))
-    print(f"{names}; d 256, 3 + 3 layers, 4,000 words, {threads} threads, {rounds} rounds")
-    print("target tokens per CPU second, then the speed of vitrail relative to theirs: median (quartiles)")
     heading = ("search", "batch", "vitrail", "transformers", "CTranslate2", "/ transformers", "/ CTranslate2")
-    print("\n".join(format_table(heading, rows, "lrrrrrr")))
+    return markdown_table(heading, rows, "lrrrrrr")
 
 
-def compare_cache(rounds: int) -> None:
+def compare_cache(rounds: int) -> str:
     """CPU milliseconds per token of one sentence that does not end, with the cache and without."""
     model = make_random_transformer(**SIZES, ending=0, length=512)
     with torch.no_grad():
@@ -174,9 +165,9 @@ def compare_cache(rounds: int) -> None:
                 times[name].append(seconds)
         assert texts["cached"] == texts["uncached"], "the cache changes the tokens"
         cells = [f"{1000 * statistics.median(each) / length:.2f}" for each in times.values()]
-        rows.append([str(length), *cells, format_ratio(times["cached"], times["uncached"])])
-    print("\nCPU ms per token of one sentence, greedy; then how many times as fast the cache is: median (quartiles)")
-    print("\n".join(format_table(("tokens", "cached", "uncached", "speed-up"), rows, "rrrr")))
+        rows.append([str(length), *cells, format_ratio(times["uncached"], times["cached"])])
+    table = markdown_table(("tokens", "cached", "uncached", "speed-up"), rows, "rrrr")
+    return f"CPU ms per token of one sentence, greedy, and how many times as fast the cache is:\n\n{table}"
 
 
 def main(
@@ -184,13 +175,15 @@ def main(
     rounds: int = 9,
     threads: int = 1,
     only: Annotated[str, Parameter(help="Measure only greedy, beam or cache.")] = "",
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
 ) -> None:
     """Measure every case and print the tables."""
     torch.set_num_threads(threads)
-    if only != "cache":
-        compare_libraries(rounds, threads, only)
-    if only in ("", "cache"):
-        compare_cache(max(rounds // 3, 3))
+    peers = "" if only == "cache" else compare_libraries(rounds, threads, only)
+    cache = compare_cache(max(rounds // 3, 1)) if only in ("", "cache") else ""
+    versions = f"CTranslate2 {ctranslate2.__version__}"
+    run_line = describe_run("decoding.py", f"--rounds {rounds}", threads)
+    present("decoding", (peers, cache, f"{run_line} {versions}."), page)
 
 
 if __name__ == "__main__":

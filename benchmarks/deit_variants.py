@@ -9,28 +9,38 @@ quartiles. Only a forward pass; no images are decoded.
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm
 
 # isort: split
 import timm
 import torch
-from cyclopts import run
+from cyclopts import Parameter, run
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
 from throughput import make_inference_step, time_step
 
 import vitrail
-from vitrail.base.text import format_table
 
 BATCHES = {"tiny": 16, "small": 8, "base": 4}
-HEADING = ("model", "parameters", "pixels", "batch", "images/s", "to timm", "to the plain one")
+PIXELS = (224, 384)
+HEADING = ("", "parameters", "pixels", "batch", "images/s", "to timm", "to the plain model")
 
 
-def main(*, rounds: int = 10, threads: int = 2, sizes: Sequence[str] = tuple(BATCHES)) -> None:
-    """Measure the variants at 224 and 384 pixels and print the table."""
+def main(
+    *,
+    rounds: int = 10,
+    threads: int = 2,
+    sizes: Sequence[str] = tuple(BATCHES),
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
+) -> None:
+    """Measure the variants and print the table."""
     torch.set_num_threads(threads)
-    rows = [row for size in sizes for pixels in (224, 384) for row in measure_size(size, pixels, rounds)]
-    print("\n".join(format_table(HEADING, rows, "lrrrrrr")))
+    rows = [row for size in sizes for pixels in PIXELS for row in measure_size(size, pixels, rounds)]
+    run_line = describe_run("deit_variants.py", f"--rounds {rounds}", threads)
+    present("variants", (markdown_table(HEADING, rows, "lrrrrrr"), run_line), page)
 
 
 def measure_size(size: str, pixels: int, rounds: int) -> list[tuple[str, ...]]:
@@ -52,12 +62,6 @@ def measure_size(size: str, pixels: int, rounds: int) -> list[tuple[str, ...]]:
         place = (name.removesuffix("_224"), f"{millions:.1f} M", str(pixels), str(batch))
         rows.append((*place, speed, format_ratio(its, mine), to_plain))
     return rows
-
-
-def format_ratio(other: Sequence[float], own: Sequence[float]) -> str:
-    """How many times as fast as the other, within a round: the median and the quartiles."""
-    low, middle, high = statistics.quantiles([theirs / mine for theirs, mine in zip(other, own, strict=True)], n=4)
-    return f"{middle:.3f} ({low:.2f}–{high:.2f})"
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
-from cyclopts import run
+from cyclopts import Parameter, run
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
 from throughput import Step, time_step
 
 import vitrail
-from vitrail.base.text import format_table
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.data.images.preprocessing import Preprocessing
@@ -87,7 +88,12 @@ def build_steps(case: Case, folder: Path) -> dict[str, Step]:
     }
 
 
-def main(*, rounds: int = 30, threads: int = 2) -> None:
+def main(
+    *,
+    rounds: int = 30,
+    threads: int = 2,
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
+) -> None:
     """Print a table of the compared steps and their median ratios."""
     torch.set_num_threads(threads)
     rows = list[tuple[str, ...]]()
@@ -104,16 +110,11 @@ def main(*, rounds: int = 30, threads: int = 2) -> None:
                 order.append(order.pop(0))
         plain, kept, live, alone = (times[name] for name in ("plain", "kept", "live", "teacher"))
         milli = [f"{1000 * statistics.median(each):.1f} ms" for each in (plain, kept, live, alone)]
-        of_kept = [mine / its for mine, its in zip(kept, plain, strict=True)]
-        of_live = [mine / (its + more) for mine, its, more in zip(live, plain, alone, strict=True)]
-        rows.append((case.name, *milli, format_ratio(of_kept), format_ratio(of_live)))
-    heading = ("case", "plain", "kept", "live", "teacher alone", "kept / plain", "live / (plain + teacher)")
-    print("\n".join(format_table(heading, rows, "lrrrrrr")))
-
-
-def format_ratio(ratios: list[float]) -> str:
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.3f} ({low:.3f}–{high:.3f})"
+        both = [its + more for its, more in zip(plain, alone, strict=True)]
+        rows.append((case.name, *milli, format_ratio(kept, plain, 3), format_ratio(live, both, 3)))
+    heading = ("", "plain", "cached", "live", "teacher", "cached / plain", "live / (plain + teacher)")
+    table = markdown_table(heading, rows, "lrrrrrr")
+    present("distillation", (table, describe_run("distillation.py", f"--rounds {rounds}", threads)), page)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ each round. Printed are the median and the quartiles of the ratio to timm in PyT
 is the forward pass of the file that `vitrail export` writes, run by ONNX Runtime with as many threads.
 """
 
-import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,15 @@ import onnxruntime
 import timm
 import torch
 from cyclopts import Parameter, run
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
 from throughput import Step, make_inference_step, make_training_step, time_step
 
 import vitrail
-from vitrail.base.text import format_table
 from vitrail.models.base.checks import pair
 
+BATCHES = (1, 8)
+TURN_SECONDS = 0.4  # of steps in a turn, at least one
 MODELS = {
     "Swin-T": "swin_tiny_patch4_window7_224",
     "MaxViT-T": "maxvit_tiny_tf_224",
@@ -68,51 +69,54 @@ def make_cases(preset: str, folder: Path, threads: int) -> list[Case]:
     cases = list[Case]()
     own, theirs = vitrail.create(preset), timm.create_model(preset)
     size = pair(own.config.image_size)[0]
-    for batch in (1, 8):
+    for batch in BATCHES:
         forward = make_inference_step(theirs, batch, size)
         cases.append(Case("forward", batch, forward, make_inference_step(own, batch, size)))
         cases.append(Case("ONNX", batch, forward, make_onnx_step(own, batch, folder, threads)))
-    for batch in (2 if preset.startswith("levit") else 1, 8):
+    for batch in BATCHES:
+        batch = max(batch, 2) if preset.startswith("levit") else batch
         models = timm.create_model(preset), vitrail.create(preset)
         steps = [make_training_step(model, batch, size) for model in models]
         cases.append(Case("training", batch, *steps))
     return cases
 
 
-def measure(case: Case, rounds: int, label: str) -> list[float]:
-    """Ratios of timm's time to vitrail's, round by round; they take turns in being first."""
-    ratios = list[float]()
-    repeats = max(1, round(0.4 / max(time_step(case.timm, 2), time_step(case.vitrail, 2))))
+def measure(case: Case, rounds: int, label: str) -> str:
+    """The ratio of timm's time to vitrail's; they take turns in being first."""
+    theirs, own = list[float](), list[float]()
+    repeats = max(1, round(TURN_SECONDS / max(time_step(case.timm, 2), time_step(case.vitrail, 2))))
     for number in track(range(rounds), f"{label} {case.name} × {case.batch}".ljust(26), transient=True):
         order = (case.timm, case.vitrail) if number % 2 else (case.vitrail, case.timm)
         times = {id(step): time_step(step, repeats) for step in order}
-        ratios.append(times[id(case.timm)] / times[id(case.vitrail)])
-    return ratios
-
-
-def format_ratios(ratios: list[float]) -> str:
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+        theirs.append(times[id(case.timm)])
+        own.append(times[id(case.vitrail)])
+    return format_ratio(theirs, own)
 
 
 def main(
-    *, rounds: int = 10, threads: int = 2, only: Annotated[str, Parameter(help="Measure only this model.")] = ""
+    *,
+    rounds: int = 10,
+    threads: int = 2,
+    only: Annotated[str, Parameter(help="Measure only this model.")] = "",
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
 ) -> None:
     """Measure every case and print the table."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    print(f"torch {torch.__version__}, timm {timm.__version__}, {threads} threads, {rounds} rounds; ratio to timm")
     rows = list[list[str]]()
     with tempfile.TemporaryDirectory() as folder:
         for label, preset in MODELS.items():
             if only and only != label:
                 continue
             cases = make_cases(preset, Path(folder) / preset, threads)
-            found = {(case.name, case.batch): format_ratios(measure(case, rounds, label)) for case in cases}
+            found = {(case.name, case.batch): measure(case, rounds, label) for case in cases}
             rows.append([label, *(found[key] for key in sorted(found))])
-            print("\n".join(f"{label} {name} × {batch}: {ratio}" for (name, batch), ratio in found.items()), flush=True)
+            print(
+                f"{label}: {', '.join(f'{name} × {size} {ratio}' for (name, size), ratio in found.items())}", flush=True
+            )
     heading = ("model", "ONNX × 1", "ONNX × 8", "forward × 1", "forward × 8", "training × 1", "training × 8")
-    print("\n".join(format_table(heading, rows, "lrrrrrr")))
+    table = markdown_table(heading, rows, "lrrrrrr")
+    present("families", (table, describe_run("families.py", f"--rounds {rounds}", threads)), page)
 
 
 if __name__ == "__main__":

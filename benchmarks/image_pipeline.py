@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from cyclopts import Parameter, run
 from PIL import Image
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
 from timm.data.auto_augment import rand_augment_transform
 from torchvision import transforms
 
-from vitrail.base.text import format_table
 from vitrail.data.images.augment.augmentations import augment_image, normalize
 from vitrail.data.images.augment.config import Augmentation
 from vitrail.data.images.decoding import jpeg
@@ -111,11 +111,6 @@ def measure_rows(name: str, files: list[Path], rounds: int) -> list[list[str]]:
     return table
 
 
-def format_ratio(peer: list[float], own: list[float]) -> str:
-    low, middle, high = statistics.quantiles([theirs / mine for theirs, mine in zip(peer, own, strict=True)], n=4)
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
-
-
 def list_photos(folder: Path, count: int) -> list[Path]:
     """`count` files of the folder, evenly spaced."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
@@ -135,12 +130,10 @@ def main(
     *,
     rounds: int = 15,
     files: int = 128,
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
 ) -> None:
     """Measure every folder and print the table."""
     torch.set_num_threads(1)
-    quick = "installed" if find_spec("simplejpeg") else "missing"
-    print(f"torch {torch.__version__}, simplejpeg {quick}, {rounds} rounds; images/s of torchvision with Pillow, then")
-    print("ratios to it: median (quartiles)")
     table: list[list[str]] = []
     with tempfile.TemporaryDirectory() as drawn:
         shared = [SHARED / name for name in ("imagenet-val-1000", "ants-bees")]
@@ -150,8 +143,10 @@ def main(
             folders = [Path(drawn)]
         for each in folders:
             table += measure_rows(each.name, list_photos(each, files), rounds)
-    heading = ("photos", "files", "augmentation", "peer", "vitrail", "without simplejpeg")
-    print("\n".join(format_table(heading, table, "lrlrrr")))
+    heading = ("photos", "files", "augmentation", "torchvision", "vitrail", "without simplejpeg")
+    simplejpeg = "" if find_spec("simplejpeg") else "simplejpeg is not installed."
+    run_line = describe_run("image_pipeline.py", f"--rounds {rounds}", 1)
+    present("images", (markdown_table(heading, table, "lrlrrr"), f"{run_line} {simplejpeg}"), page)
 
 
 if __name__ == "__main__":

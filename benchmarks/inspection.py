@@ -16,19 +16,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from cyclopts import run
+from cyclopts import Parameter, run
 from numpy.typing import NDArray
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
 from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm
 from throughput import time_step
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.base.text import format_table
 from vitrail.inspection.attention.rollout import attention_rollout
 from vitrail.inspection.explain.explain_options import ExplainMethod, ExplainOptions
 from vitrail.inspection.explain.explainer import Explainer
@@ -87,7 +88,13 @@ def measure_peak_memory(way: str, images: int) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
 
 
-def main(*, rounds: int = 40, threads: int = 2, images: int = 200) -> None:
+def main(
+    *,
+    rounds: int = 40,
+    threads: int = 2,
+    images: int = 200,
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
+) -> None:
     """Print two tables: time relative to the plain forward pass, and memory."""
     torch.set_num_threads(threads)
     ours, pixels = build_explainer(), torch.randn(1, 3, 224, 224)
@@ -112,16 +119,15 @@ def main(*, rounds: int = 40, threads: int = 2, images: int = 200) -> None:
     first = times["plain forward pass"]
     rows = list[tuple[str, ...]]()
     for name, each in times.items():
-        low, middle, high = statistics.quantiles([mine / its for mine, its in zip(each, first, strict=True)], n=4)
-        rows.append((name, f"{1000 * statistics.median(each):.1f}", f"{middle:.2f}", f"{low:.2f}–{high:.2f}"))
-    print("\n".join(format_table(("ViT-Ti/16, one image", "ms", "to plain", "quartiles"), rows, "lrrr")))
+        rows.append((name, f"{1000 * statistics.median(each):.1f}", format_ratio(each, first)))
+    maps = markdown_table(("ViT-Ti/16, one image", "ms", "to the plain pass"), rows, "lrr")
 
     rows = list[tuple[str, ...]]()
-    for way, name in (("answer", "answers"), ("look", "vitrail.look")):
+    for way, name in (("predict", "predicted"), ("look", "`vitrail.look`")):
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             rows.append((f"{images} images, {name}", f"{pool.submit(measure_peak_memory, way, images).result():.0f}"))
-    print()
-    print("\n".join(format_table(("ViT-Ti/16", "MB at most"), rows, "lr")))
+    memory = markdown_table(("ViT-Ti/16", "MB at most"), rows, "lr")
+    present("inspection", (maps, memory, describe_run("inspection.py", f"--rounds {rounds}", threads)), page)
 
 
 if __name__ == "__main__":

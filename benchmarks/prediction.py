@@ -2,21 +2,15 @@
 
     PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py [--only engines,cold] [--rounds 3]
 
-Part of `make bench`. Writes docs/benchmarks.md, each section with its command, date, machine and versions; sections
-that are not measured keep their text. ViT-Ti/16 and DeiT-Ti/16 use public weights if they are in ../shared/data, B/16
-random ones; timm and transformers run the same weights from their own files.
+Part of `make bench`, which writes docs/benchmarks.md. ViT-Ti/16 and DeiT-Ti/16 use public weights if they are in
+../shared/data, B/16 random ones; timm and transformers run the same weights from their own files.
 """
 
 import os
-from contextlib import redirect_stdout
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib import import_module
-from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm
 
@@ -24,33 +18,27 @@ from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnus
 import numpy as np
 from cyclopts import Parameter, run
 from numpy.typing import NDArray
-from prediction_models import PHOTOS, WEIGHTS, PredictionBench, SectionSkippedError, describe_weights, require_path
+from prediction_models import WEIGHTS, PredictionBench, SectionSkippedError, describe_weights, require_path
 from prediction_processes import measure_cold_start, measure_folder
-from prediction_results_page import markdown_table, write_page
-from rich.console import Console
+from results_page import describe_run, markdown_table, present
+from token_merging import make_table
 
 import vitrail
-from vitrail.base.machine import describe_machine
+from vitrail.base.machine import find_bfloat16_instructions
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.predict.predictions import softmax
+from vitrail.predict.predictor import EngineName
 from vitrail.study.bench import BenchCase, BenchLine, BenchRequest, format_quartiles, run_benchmark
-from vitrail.study.timing import collect_versions
+from vitrail.study.bench_engines import INEXACT_ENGINES
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
 SPEEDUP_TARGETS = {
     ("ViT-Ti/16", 1): (1.35, 1.8),
     ("ViT-Ti/16", 8): (1.25, 1.8),
     ("ViT-B/16", 1): (1.25, 2.2),
 }  # exact, int8
-TITLES = {
-    "engines": "Engines, compared with timm, two threads",
-    "accuracy": "Accuracy of int8, and differences between exact engines",
-    "cold": "From a cold shell to a prediction",
-    "folder": "A folder of 1,000 photos to a CSV file",
-    "merging": "Fewer tokens",
-    "variants": "Images per second by model and resolution",
-}
+ACCURACY_TARGETS = {"int8": "within 0.5", "bfloat16": "within 0.3"}  # points of top-1
+BFLOAT16: tuple[EngineName, ...] = ("bfloat16",) if find_bfloat16_instructions() else ()
+ENGINES, PEERS = ("eager", "compiled", *BFLOAT16, "onnx", "int8"), ("timm",)
 
 
 def measure_engines(work: PredictionBench) -> str:
@@ -60,8 +48,8 @@ def measure_engines(work: PredictionBench) -> str:
         stock = work.stock(name)
         request = BenchRequest(
             models=(stock.model,),
-            engines=("eager", "compiled", "onnx", "int8"),
-            peers=("timm",),
+            engines=ENGINES,
+            peers=PEERS,
             rounds=work.rounds_of("engines"),
             starts=0,
             seed=work.seed,
@@ -97,7 +85,7 @@ def measure_engines(work: PredictionBench) -> str:
             f"({describe_weights('ViT-Ti/16', 'ViT-B/16')}), a "
             f"batch in memory, {work.rounds_of('engines')} rounds. timm receives normalized pixels; vitrail also "
             "normalizes them.",
-            markdown_table(("model", "batch", "fastest exact", "target", "fastest int8", "target"), best, "lrrrrr"),
+            markdown_table(("model", "batch", "fastest exact", "target", "fastest inexact", "target"), best, "lrrrrr"),
             "All engines; × 2 is two streams of one thread each, between which a batch is divided:",
             markdown_table(
                 ("model", "batch", "engine", "images/s", "ms: p50", "p90", "p99", "relative to timm (quartiles)"),
@@ -111,8 +99,7 @@ def measure_engines(work: PredictionBench) -> str:
 
 def measure_accuracy(work: PredictionBench) -> str:
     """Top-1 of each engine, agreement with eager torch, and the largest difference of a probability."""
-    require_path(PHOTOS)
-    files = sorted(PHOTOS.rglob("*.JPEG"))
+    files = sorted(work.photos.rglob("*.JPEG"))
     right = np.array([int(path.parent.name) for path in files])
     rows = list[tuple[str, ...]]()
     for name in ("ViT-Ti/16", "DeiT-Ti/16"):
@@ -120,7 +107,8 @@ def measure_accuracy(work: PredictionBench) -> str:
         stock = work.stock(name)
         pixels = np.stack([decode_for_model(path, stock.preprocessing) for path in files])
         first: NDArray[np.float32] | None = None
-        for engine in ("eager", "compiled", "onnx", "int8") if name == "ViT-Ti/16" else ("eager", "onnx", "int8"):
+        compiled: tuple[EngineName, ...] = ("compiled",) if name == "ViT-Ti/16" else ()
+        for engine in ("eager", *compiled, *BFLOAT16, "onnx", "int8"):
             predictor = vitrail.Predictor(stock.folder_for(engine), engine=engine, threads=work.threads)
             shares = softmax(
                 np.concatenate([predictor.engine.run(pixels[at : at + 16]) for at in range(0, len(pixels), 16)])
@@ -133,11 +121,11 @@ def measure_accuracy(work: PredictionBench) -> str:
                     engine,
                     f"{100 * np.mean(top == right):.1f}",
                     f"{100 * (np.mean(top == right) - np.mean(first.argmax(-1) == right)):+.1f}",
-                    "within 0.5" if engine == "int8" else "0",
+                    ACCURACY_TARGETS.get(engine, "0"),
                     f"{100 * np.mean(top == first.argmax(-1)):.1f}",
-                    "≥ 96" if engine == "int8" else "100",
+                    "≥ 96" if engine in INEXACT_ENGINES else "100",
                     f"{np.abs(shares - first).max():.1e}",
-                    "" if engine == "int8" else "≤ 1e-4",
+                    "" if engine in INEXACT_ENGINES else "≤ 1e-4",
                 )
             )
     heading = (
@@ -157,13 +145,8 @@ def measure_accuracy(work: PredictionBench) -> str:
 
 
 def measure_merging(work: PredictionBench) -> str:
-    if find_spec("token_merging") is None:
-        raise SectionSkippedError("benchmarks/token_merging.py is missing")
-    require_path(PHOTOS)
-    merging: Any = import_module("token_merging")
-    with redirect_stdout(StringIO()) as output:
-        merging.main(threads=work.threads)
-    return output.getvalue()
+    require_path(WEIGHTS["ViT-Ti/16"][1])
+    return make_table(threads=work.threads, images=work.images)
 
 
 def measure_variants(work: PredictionBench) -> str:
@@ -191,42 +174,32 @@ SECTIONS = {
 }
 
 
-def describe_measurement(work: PredictionBench, section: str) -> str:
-    named = ", ".join(f"{name} {number}" for name, number in collect_versions().items())
-    kept = "the C allocator keeps freed memory, " if "MALLOC_TRIM_THRESHOLD_" in os.environ else ""
-    rounds = "" if work.rounds is None else f" --rounds {work.rounds}"
-    return (
-        f"`PYTHONPATH=tests .venv/bin/python benchmarks/prediction.py --only {section}{rounds}`, "
-        f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}, {work.threads} threads, {kept}seed {work.seed}; {named}."
-    )
-
-
 def main(
     *,
-    only: Annotated[str, Parameter(help=f"Sections, separated by commas: {', '.join(TITLES)}.")] = "",
+    only: Annotated[str, Parameter(help="Sections, separated by commas (default: all).")] = "",
     rounds: Annotated[int | None, Parameter(help="Rounds of every section (default: depends on the section).")] = None,
     threads: int = 2,
     seed: int = 0,
-    out: Path = PAGE,
+    images: Annotated[int, Parameter(help="Photos of the sections accuracy, folder and merging.")] = 1000,
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
 ) -> None:
-    """Measure the given sections, by default all, and write the page after each."""
+    """Measure the given sections, by default all, and show each when it is done."""
     chosen = only.split(",") if only else list(SECTIONS)
     if unknown := set(chosen) - set(SECTIONS):
         raise SystemExit(f"unknown section {', '.join(unknown)}; expected some of {', '.join(SECTIONS)}")
-    console = Console(stderr=True)
     with TemporaryDirectory(prefix="vitrail-bench-") as place:
         os.environ["HOME"] = place  # caches are removed with the folder
-        work = PredictionBench(Path(place), rounds, threads, seed, {})
+        work = PredictionBench(Path(place), rounds, threads, seed, {}, images)
         for name in chosen:
+            print(f"{name}:", flush=True)
             try:
-                with console.status(name):
-                    text = SECTIONS[name](work)
+                text = SECTIONS[name](work)
             except SectionSkippedError as error:
-                console.print(f"{name}: skipped, {error}; {out} keeps what it says")
+                print(f"skipped, since this section {error}", flush=True)
                 continue
-            text = f"{text}\n\n{describe_measurement(work, name)}"
-            write_page(out, TITLES, {name: text})
-            print(f"\n## {TITLES[name]}\n\n{text}", flush=True)
+            options = f"--only {name}" + ("" if rounds is None else f" --rounds {rounds}")
+            options += f" --images {images}" * (images != 1000)
+            present(name, (text, describe_run("prediction.py", options, threads, seed)), page)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class PredictionBench:
     threads: int
     seed: int
     stocks: dict[str, ModelFiles]
+    images: int  # photos of a section, at most
 
     def stock(self, name: str) -> ModelFiles:
         if name not in self.stocks:
@@ -50,6 +51,19 @@ class PredictionBench:
 
     def rounds_of(self, section: str) -> int:
         return self.rounds or DEFAULT_ROUNDS[section]
+
+    @cached_property
+    def photos(self) -> Path:
+        """A folder of photos: all, or as many as asked, evenly spaced over the classes."""
+        require_path(PHOTOS)
+        files = sorted(PHOTOS.rglob("*.JPEG"))
+        if self.images >= len(files):
+            return PHOTOS
+        for path in files[:: -(-len(files) // self.images)]:
+            copy = self.place / "photos" / path.relative_to(PHOTOS)
+            copy.parent.mkdir(parents=True)
+            copy.write_bytes(path.read_bytes())
+        return self.place / "photos"
 
     @cached_property
     def photo(self) -> Path:

@@ -9,17 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import peer_prediction_jobs
 from peer_prediction_jobs import FinishedProcess, run_job
-from prediction_models import PHOTOS, WEIGHTS, PredictionBench, describe_weights, require_path
-from prediction_results_page import markdown_table
+from prediction_models import WEIGHTS, PredictionBench, describe_weights, require_path
+from results_page import format_ratio, markdown_table
 
 from vitrail.data.images.image_items import ImageItem
 from vitrail.predict.predictor import Predictor
 from vitrail.study.bench_engines import ModelFiles
-from vitrail.study.timing import MedianAndQuartiles, time_interleaved
+from vitrail.study.timing import time_interleaved
 
 VITRAIL_PREDICT = "vitrail predict"
-JOBS_SCRIPT = Path(__file__).with_name("prediction_jobs.py")
+JOBS_SCRIPT = peer_prediction_jobs.__file__
 
 
 def vitrail_command() -> tuple[str, ...]:
@@ -42,11 +43,6 @@ def run_jobs_in_turns(
         seed=seed,
     )
     return found
-
-
-def format_ratio(slow: Sequence[float], fast: Sequence[float]) -> str:
-    spread = MedianAndQuartiles.from_values([theirs / own for theirs, own in zip(slow, fast, strict=True)])
-    return f"{spread.median:.2f} ({spread.low:.2f}–{spread.high:.2f})"
 
 
 def job_seconds(done: Sequence[FinishedProcess]) -> list[float]:
@@ -94,17 +90,17 @@ def measure_cold_start(work: PredictionBench) -> str:
 
 def measure_folder(work: PredictionBench) -> str:
     """The same 1,000 photos by each library, from a cold start to the CSV file."""
-    require_path(PHOTOS)
     require_path(WEIGHTS["ViT-Ti/16"][1])
+    photos = work.photos
     tiny = work.stock("ViT-Ti/16")
     predict, python = (*vitrail_command(), "predict"), (sys.executable, JOBS_SCRIPT)
     out = {name: work.place / f"{name}.csv" for name in ("exact", "fast", "timm", "hf")}
-    ours = (tiny.folder_for("onnx"), PHOTOS, "--overwrite", "-o")
+    ours = (tiny.folder_for("onnx"), photos, "--overwrite", "-o")
     commands: dict[str, tuple[Any, ...]] = {
         "vitrail predict --exact": (*predict, *ours, out["exact"], "--exact"),
         "vitrail predict --fast": (*predict, *ours, out["fast"], "--fast"),
-        "timm, a plain loop": (*python, "timm-folder", tiny.folder_for("timm"), PHOTOS, out["timm"]),
-        "transformers' pipeline": (*python, "transformers-folder", tiny.folder_for("transformers"), PHOTOS, out["hf"]),
+        "timm, a plain loop": (*python, "timm-folder", tiny.folder_for("timm"), photos, out["timm"]),
+        "transformers' pipeline": (*python, "transformers-folder", tiny.folder_for("transformers"), photos, out["hf"]),
     }
     jobs = {name: partial(run_job, *words) for name, words in commands.items()}
     found = run_jobs_in_turns(jobs, work.rounds_of("folder"), work.seed)
@@ -134,7 +130,7 @@ def measure_folder(work: PredictionBench) -> str:
         *("relative to complete --exact; --fast", "same top-1 as --exact; --fast", "peak MB"),
     )
     count, theirs = len(answers["vitrail predict --exact"]), answers["transformers' pipeline"]
-    cropped = predict_with_floored_resize(tiny, sorted(PHOTOS.rglob("*.JPEG")))
+    cropped = predict_with_floored_resize(tiny, sorted(photos.rglob("*.JPEG")))
     return (
         f"{count:,} JPEGs, short side 256, ViT-Ti/16, wall time of a complete process. For timm and transformers the "
         "time without imports and loading is shown as well, compared with the complete process of vitrail. vitrail "

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm and transformers
@@ -24,11 +25,11 @@ import torch.nn.functional as F
 import transformers
 import vit_pytorch
 from cyclopts import Parameter, run
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.base.text import format_table
 
 Step = Callable[[], object]
 
@@ -51,6 +52,7 @@ class Case:
 
 
 TINY = Shape("Ti/16", "vit_tiny_patch16_224", 192, 3)
+WARM_STEPS = 3
 BASE = Shape("B/16", "vit_base_patch16_224", 768, 12)
 CASES = (
     Case(TINY, training=False, batch=1, repeats=8),
@@ -73,14 +75,17 @@ class LogitsOnly(nn.Module):
         return self.model(pixel_values=images).logits
 
 
-def build_models(shape: Shape) -> dict[str, nn.Module]:
+def build_transformers_model(shape: Shape) -> nn.Module:
     sizes = {"hidden_size": shape.width, "num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
     options: Any = {"intermediate_size": 4 * shape.width, "num_labels": 1000, "attn_implementation": "sdpa"}
-    hugging_face = transformers.ViTConfig(**sizes, **options)
+    return LogitsOnly(transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, **options)))
+
+
+def build_models(shape: Shape) -> dict[str, nn.Module]:
     return {
         "timm": timm.create_model(shape.preset),
         "vitrail": vitrail.create(shape.preset),
-        "transformers": LogitsOnly(transformers.ViTForImageClassification(hugging_face)),
+        "transformers": build_transformers_model(shape),
         "vit-pytorch": vit_pytorch.ViT(
             image_size=224,
             patch_size=16,
@@ -130,7 +135,7 @@ def measure(case: Case, rounds: int) -> dict[str, list[float]]:
     make = make_training_step if case.training else make_inference_step
     steps = {name: make(model, case.batch) for name, model in build_models(case.shape).items()}
     for step in steps.values():
-        time_step(step, 3)
+        time_step(step, WARM_STEPS)
     times: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
     label = f"{case.shape.name} {'training' if case.training else 'inference'} × {case.batch}"
@@ -142,26 +147,27 @@ def measure(case: Case, rounds: int) -> dict[str, list[float]]:
 
 
 def format_row(case: Case, times: dict[str, list[float]]) -> list[str]:
-    cells = [case.shape.name, "training" if case.training else "inference", str(case.batch)]
+    cells = [case.shape.name, "training step" if case.training else "inference", str(case.batch)]
     cells.append(f"{case.batch / statistics.median(times['timm']):.1f}")
     for name in ("vitrail", "transformers", "vit-pytorch"):
-        ratios = [theirs / own for theirs, own in zip(times["timm"], times[name], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        cells.append(f"{middle:.3f} ({low:.2f}–{high:.2f})")
+        cells.append(format_ratio(times["timm"], times[name], 3))
     return cells
 
 
 def main(
-    *, rounds: int = 20, threads: int = 2, only: Annotated[str, Parameter(help="Measure only Ti or B.")] = ""
+    *,
+    rounds: int = 20,
+    threads: int = 2,
+    only: Annotated[str, Parameter(help="Measure only Ti or B.")] = "",
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
 ) -> None:
     """Measure every case and print the table."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    versions = ", ".join(f"{m.__name__} {getattr(m, '__version__', '')}".strip() for m in (torch, timm, transformers))
-    print(f"{versions}, {threads} threads, {rounds} rounds; images/s of timm, then ratios to it: median (quartiles)")
     lines = [format_row(case, measure(case, rounds)) for case in CASES if case.shape.name.startswith(only)]
-    heading = ("model", "mode", "batch", "timm", "vitrail", "transformers", "vit-pytorch")
-    print("\n".join(format_table(heading, lines, "llrrrrr")))
+    heading = ("model", "mode", "batch", "timm, images/s", "vitrail", "transformers", "vit-pytorch")
+    table = markdown_table(heading, lines, "llrrrrr")
+    present("throughput", (table, describe_run("throughput.py", f"--rounds {rounds}", threads)), page)
 
 
 if __name__ == "__main__":

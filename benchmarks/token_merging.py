@@ -30,12 +30,14 @@ from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import Preprocessing, preprocess_image
 from vitrail.inspection.summary import copy_to_meta
 from vitrail.models.parts.token_merging import add_token_merging
+from vitrail.study.timing import MedianAndQuartiles
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS = {
     "ViT-Ti/16": "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
     "DeiT-Ti": "deit_tiny_patch16_224.pth",
 }
+MERGES = (0, 2, 4, 8, 12, 16)
 Forward = Callable[[Tensor], Tensor]
 
 
@@ -101,22 +103,17 @@ def format_rows(name: str, models: dict[int, nn.Module], measured: Any) -> Itera
     whole, costs = next(iter(models)), {merges: count_macs(model) for merges, model in models.items()}
     for merges in models:
         ratios = [first / mine for first, mine in zip(times[whole], times[merges], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        spread = MedianAndQuartiles.from_values(ratios)
         top, agree = ((classes[merges] == each).double().mean().item() for each in (right, classes[whole]))
         speed, share = 1 / statistics.median(times[merges]), costs[merges] / costs[whole]
-        ratio = f"{middle:.2f} ({low:.2f}–{high:.2f})"
+        ratio = f"{spread.median:.2f} ({spread.low:.2f}–{spread.high:.2f})"
         yield f"| {name} | {merges} | {share:.0%} | {top:.1%} | {agree:.1%} | {speed:.1f} | {ratio} |"
 
 
-def main(
-    *,
-    merges: tuple[int, ...] = (0, 2, 4, 8, 12, 16),
-    batch: int = 8,
-    threads: int = 2,
-    images: int = 1000,
-    onnx: bool = False,
-) -> None:
-    """Print the table for both models; the first R is the baseline."""
+def make_table(
+    *, merges: tuple[int, ...] = MERGES, batch: int = 8, threads: int = 2, images: int = 1000, onnx: bool = False
+) -> str:
+    """The table of both models; the first R is the baseline."""
     torch.set_num_threads(threads)
     lines = list[str]()
     for name, file in WEIGHTS.items():
@@ -130,9 +127,16 @@ def main(
             with TemporaryDirectory() as folder:
                 ways = {each: run_exported(models[each], Path(folder) / f"{each}.onnx", threads) for each in merges}
                 lines += format_rows(f"{name}, ONNX", models, measure(ways, how, batch, images, f"{name}, ONNX"))
-    print(f"{images} photos, batches of {batch}, {threads} threads, torch {torch.__version__}\n")
-    print("| model | R | MACs | top-1 | agrees with R = 0 | images/s | to R = 0 (quartiles) |")
-    print("|---|---|---|---|---|---|---|", *lines, sep="\n")
+    heading = "| model | R | MACs | top-1 | agrees with R = 0 | images/s | to R = 0 (quartiles) |"
+    table = "\n".join((heading, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |", *lines))
+    return f"{images:,} photos, batches of {batch}, in torch.\n\n{table}"
+
+
+def main(
+    *, merges: tuple[int, ...] = MERGES, batch: int = 8, threads: int = 2, images: int = 1000, onnx: bool = False
+) -> None:
+    """Print the table."""
+    print(make_table(merges=merges, batch=batch, threads=threads, images=images, onnx=onnx))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def make_sources(number: int, vocabulary: int, lengths: tuple[int, int], seed: i
     return sources[:, : int(sizes.max()) + 1]
 
 
-def make_marian(model: Any) -> Any:
+def make_marian(model: Any, *, dropout: float = 0.0) -> Any:
     """Our post-norm model as a MarianMTModel, with our positions: its own are the same in another order of columns."""
     config = model.config
     options: Any = {
@@ -66,7 +66,7 @@ def make_marian(model: Any) -> Any:
         "max_position_embeddings": config.length,
         "activation_function": "relu",
         "scale_embedding": True,
-        "dropout": 0.0,
+        "dropout": dropout,
         "attn_implementation": "sdpa",
         **{f"{name}_token_id": number for name, number in (("pad", PAD), ("bos", START), ("eos", END))},
         "decoder_start_token_id": START,

@@ -28,7 +28,9 @@ from vitrail.models.catalog.external_families import TRUSTED, trust
 if TYPE_CHECKING:
     from vitrail.opening import GivenPreprocessing, Opened
 
-ENGINES = ("eager", "compiled", "onnx", "int8")
+ENGINES = ("eager", "compiled", "bfloat16", "onnx", "int8")
+TORCH_ENGINES = ("eager", "compiled", "bfloat16")  # read the same files
+INEXACT_ENGINES = ("bfloat16", "int8")
 PEERS = ("timm", "transformers")
 CALIBRATION_IMAGES = 8  # for int8 quantization
 ENGINES_WITH_STREAMS = ("onnx", "int8")  # also measured with one stream per thread
@@ -54,7 +56,7 @@ class BenchEngine:
 
     @property
     def exact(self) -> bool:
-        return self.name != "int8"
+        return self.name not in INEXACT_ENGINES
 
 
 def check_peers_installed(peers: tuple[str, ...]) -> None:
@@ -118,10 +120,10 @@ class ModelFiles:
         """Folder with the files of an engine or a peer."""
         if self.exported is not None:
             if name != self.exported_engine:
-                needed = "weights" if name in PEERS or name in ("eager", "compiled") else "an export of that kind"
+                needed = "weights" if name in (*PEERS, *TORCH_ENGINES) else "an export of that kind"
                 raise ConfigError(f"{self.model} is exported for {self.exported_engine}; {name} needs {needed}")
             return Path(self.model)
-        kind = "vitrail" if name in ("eager", "compiled") else name
+        kind = "vitrail" if name in TORCH_ENGINES else name
         if kind in self.errors:
             raise self.errors[kind]
         if kind not in self.folders:

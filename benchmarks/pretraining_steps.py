@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Annotated, Any
 
 from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before transformers
@@ -35,12 +36,12 @@ from lightly.models.modules.heads_timm import AIMPredictionHead
 from lightly.models.modules.masked_causal_vision_transformer import MaskedCausalVisionTransformer
 from lightly.models.utils import update_momentum
 from PIL import Image
+from results_page import describe_run, format_ratio, markdown_table, present
 from rich.progress import track
 from torch import Tensor, nn
 from torchvision import transforms  # pyright: ignore[reportMissingTypeStubs]
 
 import vitrail
-from vitrail.base.text import format_table
 from vitrail.data.batch import Batch
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.datasets import DatasetSplits
@@ -68,6 +69,7 @@ from vitrail.tasks.pretraining.simmim import SimMim, hide_squares
 from vitrail.tasks.task import parse_task_settings
 
 Step = Callable[[], object]
+Loss = tuple[nn.Module, Callable[[], Tensor]]  # a model, and its loss for the next batch
 CLOCK = Clock(step=0, steps=1000, steps_per_epoch=100)
 CLASSES = 10  # of the supervised step
 
@@ -94,13 +96,17 @@ def make_step(model: nn.Module, compute_loss: Callable[[], Tensor]) -> Step:
     return step
 
 
-def make_task_step(task: ImageTask, batch: int) -> Step:
-    """A step of our task on noise, with masks drawn by the keys of the images."""
+def make_task_loss(task: ImageTask, batch: int) -> Loss:
+    """Our task and its loss on noise, with masks drawn by the keys of the images."""
     size = task.backbone.config.image_size
     task.preprocessing = Preprocessing(image_size=size)
     images = torch.randint(0, 256, (batch, 3, *size), dtype=torch.uint8)
     made = Batch({"images": images}, {"images": make_view_keys(0, 0, np.arange(batch), 0)}, batch)
-    return make_step(task, lambda: task(made, CLOCK)[0])
+    return task, lambda: task(made, CLOCK)[0]
+
+
+def make_task_step(task: ImageTask, batch: int) -> Step:
+    return make_step(*make_task_loss(task, batch))
 
 
 def make_supervised_step(batch: int, preset: str, fields: Mapping[str, Any]) -> Step:
@@ -143,9 +149,15 @@ def make_mae_steps(batch: int, settings: MaeSettings, preset: str, fields: Mappi
     }
 
 
-def make_mae_recipe_steps() -> Mapping[str, Step]:
+def open_mae_recipe() -> tuple[Any, MaeSettings]:
+    """The model of the recipe mae-cpu and its settings."""
     recipe = open_recipe("mae-cpu")
-    settings = MaeSettings(**{name: value for name, value in recipe.task.items() if name != "name"})
+    settings: MaeSettings = parse_task_settings(find_task("mae"), recipe)
+    return vitrail.create(str(recipe.model), **{**recipe.fields, "classes": 0}), settings
+
+
+def make_mae_recipe_steps() -> Mapping[str, Step]:
+    recipe, (_, settings) = open_recipe("mae-cpu"), open_mae_recipe()
     return make_mae_steps(recipe.loop.batch, settings, str(recipe.model), recipe.fields)
 
 
@@ -204,8 +216,8 @@ def make_images(number: int = 1024) -> ArrayDataset:
     return ArrayDataset(pixels, np.zeros(number, np.int64), ("one",), "noise")
 
 
-def make_two_view_step(task: SimClr | Byol | Dino, images: ArrayDataset, recipe: Recipe) -> Step:
-    """A step of our task with its views; a teacher follows before the next step."""
+def make_two_view_loss(task: SimClr | Byol | Dino, images: ArrayDataset, recipe: Recipe) -> Loss:
+    """Our task and its loss of the next views; a teacher follows before the next step."""
     preprocessing = Preprocessing(image_size=(32, 32)).with_fields(recipe.preprocessing)
     data = DatasetSplits(name="noise", train=images, val=None, classes=images.classes)
     source = open_image_source(task, data, recipe, preprocessing)
@@ -220,11 +232,12 @@ def make_two_view_step(task: SimClr | Byol | Dino, images: ArrayDataset, recipe:
             task.after_step(CLOCK)
         return task(next(batches), CLOCK)[0]
 
-    return make_step(task, compute_loss)
+    return task, compute_loss
 
 
-def make_simclr_recipe_steps() -> Mapping[str, Step]:
-    recipe, images = open_recipe("simclr-cpu"), make_images()
+def make_simclr_losses(batch: int) -> tuple[Loss, Loss]:
+    """The models of lightly's loop and of ours for the recipe simclr-cpu, and their losses of the next views."""
+    recipe, images = open_recipe("simclr-cpu").with_settings({"batch": batch}), make_images()
     settings: SimClrSettings = parse_task_settings(find_task("simclr"), recipe)
     model: Any = vitrail.create(str(recipe.model), classes=0)
     width, hidden, out = model.config.width, settings.projector_width or model.config.width, settings.projection_width
@@ -232,10 +245,13 @@ def make_simclr_recipe_steps() -> Mapping[str, Step]:
     theirs, loss = nn.Sequential(deepcopy(model), head), NTXentLoss(settings.loss_temperature)
     strengths = (0.8, 0.8, 0.8, 0.2)
     views = TorchvisionViews(images, recipe, tuple(settings.jitter * each for each in strengths), settings.gray)
-    return {
-        "vitrail": make_two_view_step(SimClr(model, settings), images, recipe),
-        "lightly": make_step(theirs, lambda: loss(*theirs(torch.cat(views.load())).chunk(2))),
-    }
+    own = make_two_view_loss(SimClr(model, settings), images, recipe)
+    return (theirs, lambda: loss(*theirs(torch.cat(views.load())).chunk(2))), own
+
+
+def make_simclr_recipe_steps() -> Mapping[str, Step]:
+    theirs, own = make_simclr_losses(open_recipe("simclr-cpu").loop.batch)
+    return {"vitrail": make_step(*own), "lightly": make_step(*theirs)}
 
 
 def make_byol_recipe_steps() -> Mapping[str, Step]:
@@ -257,7 +273,7 @@ def make_byol_recipe_steps() -> Mapping[str, Step]:
         return (loss(theirs(first), targets[1]) + loss(theirs(second), targets[0])) / 2
 
     return {
-        "vitrail": make_two_view_step(Byol(model, settings), images, recipe),
+        "vitrail": make_step(*make_two_view_loss(Byol(model, settings), images, recipe)),
         "lightly": make_step(theirs, compute_loss),
     }
 
@@ -284,7 +300,7 @@ def make_dino_recipe_steps() -> Mapping[str, Step]:
         return loss(list(targets), list(student(both).chunk(2)), teacher_temp=settings.teacher_temperature.at(CLOCK))
 
     return {
-        "vitrail": make_two_view_step(Dino(model, settings), images, recipe),
+        "vitrail": make_step(*make_two_view_loss(Dino(model, settings), images, recipe)),
         "lightly": make_step(student, compute_loss),
     }
 
@@ -388,24 +404,21 @@ def format_row(case: Case, times: Mapping[str, list[float]]) -> list[str]:
     return [case.task, case.name, f"{1000 * statistics.median(own):.0f} ms", ratios[0], peer, ratios[1]]
 
 
-def format_ratio(times: list[float], own: list[float]) -> str:
-    low, middle, high = statistics.quantiles([its / mine for its, mine in zip(times, own, strict=True)], n=4)
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
-
-
 def main(
     *,
     rounds: int = 10,
     threads: int = 2,
     only: Annotated[str, Parameter(help="Measure only the cases of this task.")] = "",
+    page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
 ) -> None:
     """Measure every case and print the table."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {threads} threads, {rounds} rounds")
     rows = [format_row(case, measure(case, rounds)) for case in CASES if only in ("", case.task)]
     heading = ("task", "case", "vitrail, CPU", "supervised / vitrail", "library", "library / vitrail")
-    print("\n".join(format_table(heading, rows, "llrrlr")))
+    table = markdown_table(heading, rows, "llrrlr")
+    run_line = describe_run("pretraining_steps.py", f"--rounds {rounds} --threads {threads}", threads)
+    present("pretraining", (table, run_line), page)
 
 
 if __name__ == "__main__":
