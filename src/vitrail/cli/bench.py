@@ -46,7 +46,7 @@ def bench(
         Models: a name that `vitrail models` lists, with random weights; a checkpoint, a run folder, hf-hub:OWNER/NAME;
         or an exported folder or .onnx file, which has one engine.
     engines
-        Engines, separated by commas: eager, compiled, bfloat16, onnx, int8. compiled starts slowly. [default: eager,onnx,int8]
+        Engines, separated by commas: eager, compiled (starts slowly), bfloat16, onnx, int8. [default: eager,onnx,int8]
     batches
         Batch sizes, separated by commas.
     threads
