@@ -9,6 +9,8 @@ import pytest
 from support.saved_models import write_model_folder
 from support.toy_datasets import write_class_folders
 
+from vitrail.study.transfer_suite import select_published_columns
+
 Run = Callable[..., Any]
 FAST = ("--knn", "1,5", "--shots", "1,2", "--seeds", "2", "--no-linear")
 
@@ -86,3 +88,25 @@ def test_errors_name_the_option(vitrail_: Run) -> None:
         assert message in done.err
     assert "probe needs MODELS" in vitrail_("probe").err
     assert "no --data; expected" in vitrail_("probe", "model").err
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_suite_is_every_downloaded_data_set(vitrail_: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VITRAIL_HOME", str(tmp_path))
+    done = vitrail_("probe", "model", "--suite")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "no data set of the suite is downloaded; expected some of them: vitrail data cifar10 cifar100" in done.err
+    for part in ("train", "val"):
+        write_class_folders(tmp_path / "data/imagenette/imagenette2-320" / part, n01440764=12, n02102040=12)
+    (tmp_path / "data/multi30k").mkdir()  # sentences have no classes
+    done = vitrail_("probe", "model", "--suite", *FAST)
+    assert (done.code, done.out.count("images of 2 classes")) == (0, 1), done.err
+    assert "vitrail: --suite with --data photos" in vitrail_("probe", "model", "--suite", "--data", "photos").err
+
+
+def test_published_columns_are_those_of_the_data_sets() -> None:
+    found = select_published_columns(["cifar10", "pets", "svhn"])
+    assert found is not None
+    assert [column.name for column in found.columns] == ["model", "Pets", "SVHN"]
+    assert list(found.rows[0]) == ["ViT-H/14 (JFT)", 97.2, 88.9]
+    assert select_published_columns(["cifar10"]) is None

@@ -1,6 +1,6 @@
 """vitrail probe: measure frozen features."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -16,7 +16,7 @@ from vitrail.cli.options.values import (
     parse_fields,
     parse_integers,
 )
-from vitrail.cli.output.messages import print_notes
+from vitrail.cli.output.messages import print_notes, print_text
 from vitrail.cli.output.results import prepare_output, print_result
 
 
@@ -26,6 +26,7 @@ def probe(
         list[str] | None,
         Parameter(negative=(), help=f"{flags.DATA_HELP[:-1]}; may be repeated]", validator=check_data_exists),
     ] = None,
+    suite: Annotated[bool, Parameter(negative=(), group=DATA)] = False,
     knn: str | None = None,
     shots: str | None = None,
     seeds: Annotated[int, Parameter(validator=at_most(MAX_SEEDS))] = 3,
@@ -61,6 +62,9 @@ def probe(
     ----------
     models
         Models as for `vitrail eval`; they need no head.
+    suite
+        Use all public data sets that are downloaded (`vitrail data`), 1,000 training images of each, and show the mean
+        and what papers print for the same sets. Repeat --data to choose some.
     knn
         Numbers of neighbors, separated by commas. [default: 10,20,100,200, limited by the number of images]
     shots
@@ -96,7 +100,12 @@ def probe(
     from vitrail.evaluation.probes.probe_results import PROBE_FILES, write_probe
     from vitrail.opening import open_model
     from vitrail.predict.engine_selection import EngineOptions
+    from vitrail.study.transfer_suite import EXAMPLES, list_suite, select_published_columns
 
+    if suite:
+        if data is not None:
+            raise ConfigError(f"--suite with --data {data[0]}; expected one of them")
+        data, examples = list_suite(), examples or EXAMPLES
     loaded = [open_model(name, kind="image", fields=given, preprocessing=how or None) for name in models]
     prepare_output(out, PROBE_FILES, overwrite=overwrite)
     result = probe_models(
@@ -117,8 +126,13 @@ def probe(
         options=EngineOptions(**(options or EngineFlags()).list_given(), device="cpu"),
     )
     print_notes(result.notes)
-    report = {"models": list(models), **result.to_json()}
+    report: dict[str, Any] = {"models": list(models), **result.to_json()}
+    published = select_published_columns(data or []) if suite else None
+    if published is not None:
+        report["published"] = published.to_json()
     print_result(result, result.table, report, out, lambda folder: write_probe(result, report, folder), as_json=as_json)
+    if published is not None and not as_json:
+        print_text(f"\n{published}")
 
 
 def parse_layer(text: str) -> str | int:
