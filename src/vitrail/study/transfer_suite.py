@@ -39,7 +39,7 @@ def select_published_columns(names: Sequence[str]) -> Table | None:
     if len(places) == 1:
         return None
     return Table(
-        columns=[published.columns[place] for place in places],
-        rows=[[row[place] for place in places] for row in published.rows],
+        columns=tuple(published.columns[place] for place in places),
+        rows=[tuple(row[place] for place in places) for row in published.rows],
         title=f"Published, fine-tuned on {EXAMPLES:,} images of each ({published.source})",
     )
