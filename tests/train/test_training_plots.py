@@ -119,6 +119,18 @@ def test_runs_of_several_tasks_fit_into_the_figure() -> None:
     assert titles[3:] == [*(f"validation {each.label}" for each in scores[:2]), *(each.label for each in scores[2:])]
 
 
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_values_of_many_metrics_fit_into_the_figure(runs: int) -> None:
+    scores = [Metric(name=f"m{n}", label=f"score {n} of a task with a name") for n in range(5)]
+    log = [{"epoch": 1.0, "loss": 1.0, **{f"val_m{n}": n / 10 for n in range(5)}}]
+    figure = draw_training_curves({f"run {n}": log for n in range(runs)}, scores[:1], scores[1:])
+    check_texts(figure)
+    shown = [figure.get_suptitle()] if runs == 1 else legend_texts(figure)
+    assert len(shown) == runs
+    for text in shown:
+        assert text.replace("\n", " ").endswith("score 3 of a task with a name 0.3, score 4 of a task with a name 0.4")
+
+
 def is_drawn(path: Path) -> bool:
     """Whether it has many colors; Pillow's getcolors may take minutes because of hash collisions."""
     with Image.open(path) as image:

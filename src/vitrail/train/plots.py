@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.base.figures import measure_text, new_figure, sanitize_label, save_figure, style_axes, wrap_label
@@ -85,21 +86,20 @@ def draw_training_curves(
     per_row = [*split_into_rows(len(drawn) - monitors), *split_into_rows(monitors)]
     notes = [[text for each in panels if each not in drawn for text in each.list_values(own)] for own in runs.values()]
     names = [
-        ": ".join(filter(None, (sanitize_label(name), ", ".join(of_run))))
+        wrap_note(": ".join(filter(None, (sanitize_label(name), ", ".join(of_run)))))
         for name, of_run in zip(runs, notes, strict=True)
     ]
-    widest = max(measure_text(name, LABEL_POINTS) for name in names) if names else 0.0
+    widest = max((measure_text(line, LABEL_POINTS) for name in names for line in name.split("\n")), default=0.0)
     columns = max(1, min(len(runs), 4, int(FIGURE_WIDTH / (widest + 0.6))))
-    figure = new_figure(
-        FIGURE_WIDTH, 0.6 + PANEL_HEIGHT * len(per_row) + 0.22 * ceil(len(runs) / columns) * (not single)
-    )
+    lines_below = ceil(len(runs) / columns) if columns > 1 else sum(name.count("\n") + 1 for name in names)
+    figure = new_figure(FIGURE_WIDTH, 0.6 + PANEL_HEIGHT * len(per_row) + 0.22 * lines_below * (not single))
     grid = figure.add_gridspec(max(1, len(per_row)), 6)  # six is two panels of three columns, three of two
     places = [(row, 6 // count, number) for row, count in enumerate(per_row) for number in range(count)]
     all_axes = [figure.add_subplot(grid[row, span * number : span * (number + 1)]) for row, span, number in places]
     for axes, panel, (_, span, _) in zip(all_axes, drawn, places, strict=True):
         draw_panel(axes, panel, runs, characters=int((FIGURE_WIDTH * span / 6 - 0.7) * CHARACTERS_PER_INCH))
     if single:
-        text = ", ".join(notes[0]) if drawn or notes[0] else "no values in the log"
+        text = wrap_note(", ".join(notes[0])) if drawn or notes[0] else "no values in the log"
         if text:
             figure.suptitle(text, fontsize=LABEL_POINTS, x=0.01, ha="left", parse_math=False)
         return figure
@@ -113,6 +113,12 @@ def draw_training_curves(
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(text=name, parse_math=False)
     return figure
+
+
+def wrap_note(text: str) -> str:
+    """Break values in words into lines that fit into the width of a figure, next to a line of the legend."""
+    width, room = measure_text(text, LABEL_POINTS), FIGURE_WIDTH - 0.9
+    return text if width <= room else fill(text, int(0.9 * room / width * len(text)))  # letters differ in width
 
 
 def list_panels(runs: Mapping[str, Records], metrics: Sequence[Metric], others: Sequence[Metric]) -> list[CurvePanel]:

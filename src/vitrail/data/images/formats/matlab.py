@@ -13,7 +13,7 @@ from vitrail.base.errors import DataError, describe_error
 from vitrail.base.files import read_bytes
 
 MAX_FILE_BYTES = 2**31
-MAX_UNPACK_RATIO, UNPACK_ALLOWANCE = 64, 2**24  # all variables unpack to at most RATIO × the file + ALLOWANCE
+MAX_UNPACK_RATIO, UNPACK_ALLOWANCE = 8, 2**24  # all variables unpack to at most RATIO × the file + ALLOWANCE
 MAX_DIMENSIONS = 8
 MATRIX, COMPRESSED = 14, 15
 TYPES = {
