@@ -1,6 +1,6 @@
 """Load on `vitrail serve` and on other servers: CPU per request, latency, overload and memory.
 
-    python benchmarks/serving.py EXPORTED [--int8 EXPORTED_INT8] [--peer NAME=WEIGHTS …]
+    python benchmarks/serving.py EXPORTED [--int8 EXPORTED_INT8] [--torch WEIGHTS] [--peer NAME=WEIGHTS …]
 
 The rate of the model alone, in threads of this process, is measured first; that of the server follows in the same
 minute. A closed loop has 8 connections that ask again as soon as they have an answer. An open loop sends at random
@@ -92,8 +92,9 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reques
 class Client:
     """Connections to one server that are used again."""
 
-    def __init__(self, port: int, photo: bytes) -> None:
-        head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(photo)}"
+    def __init__(self, port: int, photo: bytes, path: str = "/") -> None:
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/jpeg\r\n"
+        head += f"Content-Length: {len(photo)}"
         self.port, self.request = port, head.encode() + b"\r\n\r\n" + photo
         self.free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -206,8 +207,40 @@ def measure_start(model: str) -> dict[str, float]:
     return found
 
 
-def measure_loads(model: str, photo: bytes, seconds: float, seed: int) -> dict[str, Any]:
-    """The model alone, then the closed loop, and the open loop at shares of its rate."""
+def measure_explanations(model: str, photo: bytes, seconds: float, seed: int) -> dict[str, Any]:
+    """Predictions at half of the rate, without and with as many explanations as are computed."""
+    port = find_free_port()
+    command = [sys.executable, "-m", "vitrail", "serve", model, "--port", str(port), "--quiet"]
+    with start_server(command, port) as pid:
+        client = Client(port, photo)
+        measure(pid, client, run_closed_loop(client, 1))
+        rate = measure(pid, client, run_closed_loop(client, seconds)).describe()["per_second"]
+        found = {"without": measure(pid, client, run_open_loop(client, seconds, rate / 2, seed)).describe()}
+        explained = Load()
+
+        async def run_both() -> Load:
+            stopped = asyncio.Event()
+            tasks = [asyncio.create_task(explain_until(stopped, port, photo, number, explained)) for number in range(2)]
+            await asyncio.sleep(0.5)
+            load = await run_open_loop(client, seconds, rate / 2, seed)
+            stopped.set()
+            await asyncio.gather(*tasks)
+            return load
+
+        found["with"] = {**measure(pid, client, run_both()).describe(), "explained": len(explained.accepted)}
+    return found
+
+
+async def explain_until(stopped: asyncio.Event, port: int, photo: bytes, number: int, load: Load) -> None:
+    """Ask for one explanation after the other, each of other bytes, since answers are remembered."""
+    count = 0
+    while not stopped.is_set():
+        count += 1
+        await Client(port, photo + f"{number} {count}".encode(), "/explain?part=all").ask(load)
+
+
+def measure_loads(model: str, photo: bytes, seconds: float, overload: float, seed: int) -> dict[str, Any]:
+    """The model alone, the closed loop, then the open loop at shares of its rate, the largest for `overload` seconds."""
     port = find_free_port()
     found: dict[str, Any] = {"alone": measure_alone(model, photo, seconds)}
     command = [sys.executable, "-m", "vitrail", "serve", model, "--port", str(port), "--quiet"]
@@ -217,7 +250,7 @@ def measure_loads(model: str, photo: bytes, seconds: float, seed: int) -> dict[s
         found["closed"] = measure(pid, client, run_closed_loop(client, seconds)).describe()
         rate = found["closed"]["per_second"]
         for share in (0.5, 0.8, 1.2, 10):
-            load = measure(pid, client, run_open_loop(client, seconds, share * rate, seed))
+            load = measure(pid, client, run_open_loop(client, overload if share > 2 else seconds, share * rate, seed))
             found[f"open {share}"] = load.describe()
         found["after"] = measure(pid, client, run_open_loop(client, 2, 0.5 * rate, seed)).describe()
         found["memory_mb"] = read_peak_memory(pid)
@@ -239,10 +272,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="exported folder, fp32")
     parser.add_argument("--int8", help="exported folder, int8, for the start and the side by side")
+    parser.add_argument("--torch", help="weights that run on torch, for explanations next to predictions")
     parser.add_argument("--peer", action="append", default=[], help="timm=FILE, transformers=FOLDER or litserve=FILE")
     parser.add_argument("--photo", default=str(PHOTO_FOLDER / "cat.jpg"))
-    parser.add_argument("--only", choices=("loads", "peers", "start"))
+    parser.add_argument("--only", choices=("loads", "peers", "start", "explain"))
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--overload-seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -255,7 +290,10 @@ def main() -> None:
         if given.only in (None, "start"):
             found["start"] = measure_start(given.int8 or given.model)
         if given.only in (None, "loads"):
-            found["loads"] = measure_loads(given.model, photo, given.seconds, given.seed + number)
+            loads = given.seconds, given.overload_seconds, given.seed + number
+            found["loads"] = measure_loads(given.model, photo, *loads)
+        if given.torch and given.only in (None, "explain"):
+            found["explain"] = measure_explanations(given.torch, photo, given.seconds, given.seed + number)
         if given.only in (None, "peers"):
             found["peers"] = {name: measure_peer(name, path, photo, given.seconds) for name, path in servers.items()}
         print(json.dumps(round_numbers(found)), flush=True)

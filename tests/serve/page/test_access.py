@@ -1,5 +1,7 @@
 """Keyboard alone, a screen reader's line, reduced motion, the width of a phone, light and dark."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -37,6 +39,29 @@ def test_every_view_is_legible_and_named(
             if found["contrast"] < 4.5:
                 faults.append(f"{name}: contrast {found['contrast']:.2f}")
             faults += [f"{name}: no name: {each}" for each in shown.page.evaluate(UNNAMED_SCRIPT)]
+    assert not faults
+
+
+AXE_SCRIPT = """async () => (await axe.run(document)).violations.filter(each => ["serious", "critical"].includes(each.impact))
+  .map(each => `${each.id}: ${each.nodes[0].html.slice(0, 100)}`)"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WINDOW_WIDTHS)
+@pytest.mark.parametrize("scheme", COLOR_SCHEMES)
+def test_axe_has_no_serious_finding(
+    browser: "Browser", address: str, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    source = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
+    if not source.exists():
+        pytest.skip("needs axe-core: npm install axe-core")
+    faults = list[str]()
+    for name, fragment in PAGES.items():
+        with open_explorer(browser, address, fragment, size=(width, 800), scheme=scheme, reduced=True) as shown:
+            shown.page.wait_for_selector(READY)
+            shown.page.click("#help")
+            shown.page.evaluate(source.read_text("utf-8"))
+            faults += [f"{name}: {each}" for each in shown.page.evaluate(AXE_SCRIPT)]
     assert not faults
 
 

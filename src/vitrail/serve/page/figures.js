@@ -42,12 +42,12 @@ export function range(maps, fromZero = true) {
  * @param {{data: Float32Array, shape: number[]}} distance
  */
 export function drawDistance(place, distance, { chosen, onPoint, onChoose }) {
-  const [layers, heads] = distance.shape, width = 640, height = 260, left = 46, bottom = 34, top = 10;
+  const [layers, heads] = distance.shape, width = Math.min(640, Math.max(280, place.clientWidth)), height = 260, left = 46, bottom = 34, top = 10;
   const most = Math.max(...distance.data.filter((value) => !Number.isNaN(value)), 1) * 1.08;
   const x = (layer) => left + ((layer + 0.5) / layers) * (width - left - 8);
   const y = (value) => top + (1 - value / most) * (height - top - bottom);
   const step = [1, 2, 5, 10, 20, 25, 50, 100, 200, 500].find((each) => most / each <= 6) ?? 1000;
-  const key = `${layers},${heads},${distance.data.join()}`;
+  const key = `${width},${layers},${heads},${distance.data.join()}`;
   if (place.dataset.key !== key) {
     place.dataset.key = key;
     const parts = [];
@@ -55,7 +55,7 @@ export function drawDistance(place, distance, { chosen, onPoint, onChoose }) {
       parts.push(svg("line", { class: "rule", x1: left, x2: width - 8, y1: y(value), y2: y(value) }),
         svg("text", { class: "tick end", x: left - 8, y: y(value) + 4 }, String(value)));
     }
-    const every = layers > 16 ? Math.ceil(layers / 12) : 1;
+    const every = Math.ceil(layers / Math.max(6, Math.min(16, (width - left) / 24)));
     for (let layer = 0; layer < layers; layer += every) {
       parts.push(svg("text", { class: "tick middle", x: x(layer), y: height - bottom + 16 }, String(layer)));
     }

@@ -161,9 +161,9 @@ export class ImagePane {
     const top = Math.max(...values);
     if (!row) return `brightest: patch ${best}, ${times(top)} the average`;
     const sum = row.reduce((all, value) => all + value, 0) || 1, share = row[explained.token(best.split(",").map(Number))] / sum;
-    const rest = explained.prefix ? `, ${percent(prefix)} on ${this.model.prefix?.length === 1 ? `the ${this.model.prefix[0]} token` : "tokens before the patches"}` : "";
+    const rest = explained.prefix ? `; ${percent(prefix)} on ${this.model.prefix?.length === 1 ? `the ${this.model.prefix[0]} token` : "tokens before the patches"}` : "";
     const verb = view === "rollout" ? "reached most by" : "attends most to";
-    return `${nameToken(patch, explained.readout)} ${verb} ${best}, ${percent(share)}${rest}`;
+    return `${nameToken(patch, explained.readout)} ${verb} patch ${best} (${percent(share)})${rest}`;
   }
 
   drawHeads({ layer, head, patch }) {

@@ -101,6 +101,13 @@ function drawTabs() {
   find("#figure").hidden = !views.length;
 }
 
+/** On a phone the row of tabs is wider than the window. */
+function showTab(tab) {
+  const row = tab.parentElement, from = tab.offsetLeft - row.offsetLeft;
+  if (from < row.scrollLeft) row.scrollLeft = from;
+  else if (from + tab.offsetWidth > row.scrollLeft + row.clientWidth) row.scrollLeft = from + tab.offsetWidth - row.clientWidth;
+}
+
 function stepTabs(event, names) {
   const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!by) return;
@@ -165,6 +172,7 @@ function draw(names) {
     const chosen = tab.dataset.view === state.view;
     tab.setAttribute("aria-selected", String(chosen));
     tab.tabIndex = chosen ? 0 : -1;
+    if (chosen) showTab(tab);
   }
   find("#figure").setAttribute("aria-labelledby", `tab-${state.view}`);
   for (const id of ["#png", "#npz"]) find(id).disabled = !panes[0]?.explained;
