@@ -240,7 +240,7 @@ async def explain_until(stopped: asyncio.Event, port: int, photo: bytes, number:
 
 
 def measure_loads(model: str, photo: bytes, seconds: float, overload: float, seed: int) -> dict[str, Any]:
-    """The model alone, the closed loop, then the open loop at shares of its rate, the largest for `overload` seconds."""
+    """The model alone, the closed loop, then the open loop at shares of its rate, the last for `overload` seconds."""
     port = find_free_port()
     found: dict[str, Any] = {"alone": measure_alone(model, photo, seconds)}
     command = [sys.executable, "-m", "vitrail", "serve", model, "--port", str(port), "--quiet"]

@@ -1,6 +1,7 @@
 """Bytes, JSON and forms; the bytes decide which it is."""
 
 import base64
+import gzip
 import io
 import json
 import subprocess
@@ -96,6 +97,14 @@ def test_a_wrong_body_is_one_line(server: Server, body: bytes, message: str) -> 
     assert answer.status == 400
     assert message in answer.json["error"]
     assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", ["/", "/v2/models/digits/infer"])
+def test_json_of_very_many_values_is_not_parsed(server: Server, path: str) -> None:
+    """16 MB of empty lists take seconds, in which nobody else would be answered."""
+    answer = server.post(path, gzip.compress(b'{"inputs": [' + b"[]," * 500_000 + b"0]}"), content_encoding="gzip")
+    assert answer.status == 413
+    assert "the JSON has 1,000,004 brackets, commas and quotes; at most 500,000" in answer.json["error"]
 
 
 def test_unknown_models_and_paths(server: Server) -> None:

@@ -43,6 +43,19 @@ def test_foreign_hosts_and_origins(server: Server, headers: dict[str, str], stat
     assert status == 200 or answer.json["error"].startswith(("the host is ", "the origin is "))
 
 
+@pytest.mark.parametrize("name", ["Host", "Origin"])
+def test_two_headers_of_one_name_are_refused(server: Server, name: str) -> None:
+    """A proxy and this service could read different ones."""
+    with server.connect() as connection:
+        lines = [
+            "GET /health HTTP/1.1",
+            *(["Host: localhost"] * (name == "Origin")),
+            *[f"{name}: http://localhost"] * 2,
+        ]
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
 def test_a_proxy_has_a_name(guarded: Server) -> None:
     authorized = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-For": "192.0.2.1"}
     for host, status in (("photos.example.org", 200), ("localhost", 200), ("evil.example", 403)):

@@ -140,6 +140,9 @@ def sum_timings(request: Request) -> dict[str, float]:
 
 def check_origin(request: Request, known: Sequence[str] | None) -> None:
     """Refuse pages of other sites, which could otherwise ask through the browser of a person on this machine."""
+    for name in ("host", "origin"):
+        if len(given := request.headers.getlist(name)) > 1:
+            raise RequestError(400, f"{len(given)} headers {name.capitalize()}; expected one", "auth")
     host = request.headers.get("host", "")
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if known is not None and name.lower() not in known:

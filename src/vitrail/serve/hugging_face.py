@@ -15,6 +15,7 @@ from vitrail.serve.multipart import is_multipart, parse_multipart
 from vitrail.serve.request_errors import RequestError
 
 MAX_ITEMS = 64  # per request
+MAX_JSON_MARKS = 500_000  # brackets, commas and quotes: while JSON is parsed, nobody else is answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,14 @@ def describe_item(tensor: ServedTensor) -> str:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
+    marks = sum(map(body.count, (b"[", b"{", b",", b'"')))
+    if marks > MAX_JSON_MARKS:
+        raise RequestError(
+            413,
+            f"the JSON has {marks:,} brackets, commas and quotes; at most {MAX_JSON_MARKS:,} are accepted; send files in "
+            "base64, or tensors in binary",
+            "large",
+        )
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -2,11 +2,11 @@
 
 import gzip
 import hashlib
+import json
 from collections import OrderedDict
 from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -34,6 +34,7 @@ TYPES = {
 }
 COMPRESSED = (".html", ".css", ".js", ".json", ".svg")
 CACHE_BYTES = 256 * 2**20  # of explanations
+ENTRY_BYTES = 500  # that an entry needs next to its answer
 
 
 class AnswerCache:
@@ -41,20 +42,20 @@ class AnswerCache:
 
     def __init__(self, most: int = CACHE_BYTES) -> None:
         self.most, self.held = most, 0
-        self.answers: OrderedDict[Any, bytes] = OrderedDict()
+        self.answers: OrderedDict[bytes, bytes] = OrderedDict()
 
-    def get(self, key: Any) -> bytes | None:
+    def get(self, key: bytes) -> bytes | None:
         if key in self.answers:
             self.answers.move_to_end(key)
         return self.answers.get(key)
 
-    def put(self, key: Any, answer: bytes) -> None:
+    def put(self, key: bytes, answer: bytes) -> None:
         if len(answer) > self.most or key in self.answers:
             return
         self.answers[key] = answer
-        self.held += len(answer)
+        self.held += len(answer) + ENTRY_BYTES
         while self.held > self.most:
-            self.held -= len(self.answers.popitem(last=False)[1])
+            self.held -= len(self.answers.popitem(last=False)[1]) + ENTRY_BYTES
 
 
 class PageRoutes:
@@ -122,7 +123,8 @@ class PageRoutes:
             body = await service.bodies.read(request, held)
             if not body:
                 raise RequestError(400, "the body is empty; send the bytes of a photo, or a text in UTF-8")
-            key = (model.number, hashlib.sha256(body).digest(), tuple(sorted(query.items())))
+            about = json.dumps((model.number, sorted(query.items()))).encode()  # a hash, since a query may be long
+            key = hashlib.sha256(hashlib.sha256(body).digest() + about).digest()
             found = self.cache.get(key)
             if found is None:
                 compute = partial(compute_figures, explorer, body, query)

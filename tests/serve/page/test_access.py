@@ -42,7 +42,8 @@ def test_every_view_is_legible_and_named(
     assert not faults
 
 
-AXE_SCRIPT = """async () => (await axe.run(document)).violations.filter(each => ["serious", "critical"].includes(each.impact))
+AXE_SCRIPT = """async () => (await axe.run(document)).violations
+  .filter(each => ["serious", "critical"].includes(each.impact))
   .map(each => `${each.id}: ${each.nodes[0].html.slice(0, 100)}`)"""
 
 
