@@ -58,8 +58,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if marks > MAX_JSON_MARKS:
         raise RequestError(
             413,
-            f"the JSON has {marks:,} brackets, commas and quotes; at most {MAX_JSON_MARKS:,} are accepted; send files in "
-            "base64, or tensors in binary",
+            f"the JSON has {marks:,} brackets, commas and quotes; at most {MAX_JSON_MARKS:,} are accepted; send files "
+            "in base64, or tensors in binary",
             "large",
         )
     try:
