@@ -21,13 +21,10 @@ def test_every_whole_number_has_a_limit(command: str) -> None:
     words = [*command.split(), *["vit_fashion" for each in arguments if each.required]]
     words += ["--to", "timm"] if command == "convert" else []
     options = [each.name for each in arguments if int in (each.hint, *get_args(each.hint))]
-    for option in options:
+    for number, option in enumerate(options):
         limit = MAXIMA.get(option.removeprefix("--"), MAX_NUMBER)
-        for value, expected in (
-            (limit + 1, f"at most {limit:,}"),
-            (10**30, f"at most {limit:,}"),
-            (-(10**12), "at least 0"),
-        ):
+        values = ((limit + 1, f"at most {limit:,}"), (10**30, f"at most {limit:,}"), (-(10**12), "at least 0"))
+        for value, expected in values[: 3 if number == 0 else 1]:  # all checks are one function
             with pytest.raises((CycloptsError, ConfigError)) as raised:
                 app([*words, option, str(value)], print_error=False, exit_on_error=False)
             error = raised.value

@@ -34,20 +34,20 @@ def test_the_table_has_all_weights_that_timm_has_on_the_hub_for_our_presets() ->
             assert weights[0].tag == get_timm_config(preset).tag
 
 
-@pytest.mark.parametrize("weights", ROWS, ids=lambda weights: weights.name)
-def test_a_row_is_as_in_timm(weights: PretrainedWeights) -> None:
-    theirs = get_timm_config(weights.name)
-    assert weights.repository == theirs.hf_hub_id
-    assert weights.file == (theirs.hf_hub_filename or "model.safetensors")
-    assert weights.license == theirs.license
-    assert weights.classes == theirs.num_classes
-    assert theirs.input_size == (3, weights.image_size, weights.image_size)
-    assert (weights.crop, weights.interpolation) == (theirs.crop_pct, theirs.interpolation)
-    assert (weights.mean, weights.std) == (theirs.mean, theirs.std)
-    assert weights.fit == ("squash" if theirs.crop_mode == "squash" else "short_side")
-    assert theirs.label_names is None
-    address = theirs.url if isinstance(theirs.url, str) and "/vit_models/" in theirs.url else ""
-    assert not address or address.endswith(f"/vit_models/{weights.bucket_file}")
+def test_a_row_is_as_in_timm() -> None:
+    for weights in ROWS:
+        theirs = get_timm_config(weights.name)
+        assert weights.repository == theirs.hf_hub_id
+        assert weights.file == (theirs.hf_hub_filename or "model.safetensors")
+        assert weights.license == theirs.license
+        assert weights.classes == theirs.num_classes
+        assert theirs.input_size == (3, weights.image_size, weights.image_size)
+        assert (weights.crop, weights.interpolation) == (theirs.crop_pct, theirs.interpolation)
+        assert (weights.mean, weights.std) == (theirs.mean, theirs.std)
+        assert weights.fit == ("squash" if theirs.crop_mode == "squash" else "short_side")
+        assert theirs.label_names is None
+        address = theirs.url if isinstance(theirs.url, str) and "/vit_models/" in theirs.url else ""
+        assert not address or address.endswith(f"/vit_models/{weights.bucket_file}")
 
 
 def check_file_of_timm(weights: PretrainedWeights) -> None:

@@ -111,14 +111,14 @@ SLOW_PATTERNS = (
 
 
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder"])
-@pytest.mark.parametrize("pattern", SLOW_PATTERNS)
-def test_patterns_that_may_take_very_long_are_refused(good: str, part: str, pattern: str) -> None:
+def test_patterns_that_may_take_very_long_are_refused(good: str, part: str) -> None:
     data = json.loads(good)
     kind = "Split" if part == "pre_tokenizer" else "Replace"
     more = {"behavior": "Isolated", "invert": False} if part == "pre_tokenizer" else {"content": "a"}
-    data[part] = {"type": kind, "pattern": {"Regex": pattern}, **more}
-    with pytest.raises(CheckpointError, match=f"its {part} has the pattern .* which may take very long"):
-        use(json.dumps(data))
+    for pattern in SLOW_PATTERNS:
+        data[part] = {"type": kind, "pattern": {"Regex": pattern}, **more}
+        with pytest.raises(CheckpointError, match=f"its {part} has the pattern .* which may take very long"):
+            use(json.dumps(data))
 
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

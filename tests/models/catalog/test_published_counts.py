@@ -219,16 +219,15 @@ BACKBONES = {
 }
 
 
-@pytest.mark.parametrize("name", BACKBONES)
-def test_parameters_without_a_head(name: str) -> None:
-    with torch.device("meta"):
-        model = vitrail.create(name, classes=0)
-    assert sum(parameter.numel() for parameter in model.parameters()) == BACKBONES[name]
+def test_parameters_without_a_head() -> None:
+    for name, expected in BACKBONES.items():
+        with torch.device("meta"):
+            model = vitrail.create(name, classes=0)
+        assert sum(parameter.numel() for parameter in model.parameters()) == expected, name
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters(name: str) -> None:
-    assert count_parameters(name) == PARAMETERS[name]
+def test_parameters() -> None:
+    assert {name: count_parameters(name) for name in PARAMETERS} == PARAMETERS
 
 
 @pytest.mark.parametrize("name", GMACS | MORE_GMACS)
