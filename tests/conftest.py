@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share the cores, and so do the commands they start
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where a test has two threads, they sleep while they wait
 
 import pytest
 import torch

@@ -53,7 +53,7 @@ SLOW_EXAMPLES = (
     "explain vit_fashion example:coffee --method neighbors",
     "explain cct_cifar10 example:cat --method attention",
     "explain runs/translation",
-    "export vit_fashion exported",
+    "export",
     "train --task caption",
     "probe vit_fashion --data fashion",
     "models ViT-Ti/16 PVTv2-B0 --measure",

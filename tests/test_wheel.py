@@ -47,13 +47,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
-    run_pip("install", wheel, "--target", folder)
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and the packages of this one, but without its clone of vitrail."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    run_pip("--python", folder / "bin" / "python", "install", wheel)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # a .pth in there is not read
     return folder
 
 
-def test_the_wheel_installs_every_file_of_the_package(installed: Path) -> None:
+@pytest.fixture(scope="module")
+def installed(environment: Path) -> Path:
+    """Where the wheel and nothing else is installed."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    return packages
+
+
+def test_the_wheel_installs_every_file_of_the_package(installed: Path, environment: Path) -> None:
     def list_files(folder: Path) -> set[str]:
         files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         return {str(path.relative_to(folder)) for path in files}
@@ -69,7 +80,7 @@ def test_the_wheel_installs_every_file_of_the_package(installed: Path) -> None:
     ):
         assert needed in files
     assert {"data/text/tatoeba/pairs.tsv.gz", "data/text/tatoeba/LICENSE"} <= files
-    assert (installed / "bin" / "vitrail").exists()
+    assert (environment / "bin" / "vitrail").exists()
 
 
 def test_the_wheel_names_the_licences_of_what_it_bundles(installed: Path) -> None:
@@ -94,17 +105,6 @@ def test_commands_run_outside_the_repository_with_the_core_packages(installed: P
     assert written == {"explained", "run"}
     for package in ("onnx", "onnxruntime", "timm", "torchvision", "pyarrow", "tensorboard", "simplejpeg", "pytest"):
         assert not (packages / package).exists(), "the check can fail"
-
-
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and the packages of this one, but without its clone of vitrail."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder)
-    run_pip("--python", folder / "bin" / "python", "install", wheel)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # a .pth in there is not read
-    return folder
 
 
 def run_step_in_environment(step: Step, environment: Path, where: Path) -> str:

@@ -46,7 +46,12 @@ def make_tensors(name: str, **fields: Any) -> dict[str, torch.Tensor]:
         return vitrail.create(name, **fields).state_dict()
 
 
-@pytest.mark.parametrize("name", [name for name in vitrail.list_models() if name not in NOT_INFERRED][::4])
+INFERRED = [name for name in vitrail.list_models() if name not in NOT_INFERRED]  # test_every_family.py has more
+
+
+@pytest.mark.parametrize(
+    "name", [each if n % 16 == 0 else pytest.param(each, marks=pytest.mark.slow) for n, each in enumerate(INFERRED)]
+)
 def test_presets_are_inferred_from_their_shapes(name: str) -> None:
     family, preset = find_preset(name)
     inferred = infer_config(make_tensors(name), family, {}).config
