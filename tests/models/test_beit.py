@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from support.family_checks import mark_most_slow
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
 from timm.models.beit import Beit as TimmBeit
@@ -63,7 +64,7 @@ def images(*size: int) -> Tensor:
     return torch.randn(2, 3, *(size or (32, 32)))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", mark_most_slow(PRESETS))
 def test_presets_have_as_many_parameters_as_in_timm(name: str) -> None:
     with torch.device("meta"):
         theirs: Any = timm.create_model(name)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from support.family_checks import (
     check_preset_is_inferred,
+    mark_most_slow,
 )
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
@@ -42,7 +43,7 @@ def images(*size: int) -> Tensor:
     return torch.randn(2, 3, *(size or (64, 64)))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", mark_most_slow(PRESETS))
 def test_presets_have_the_tensors_of_timm(name: str) -> None:
     """In the four smallest, timm stores the matrices of the MLPs as 1×1 convolutions."""
     with torch.device("meta"):

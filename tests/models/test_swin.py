@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from support.family_checks import mark_most_slow
 from support.layout_round_trip import assert_same_tensors, check_round_trip, max_output_difference, read_tensors
 from support.noisy_weights import add_weight_noise
 from timm.models import save_for_hf
@@ -63,7 +64,7 @@ def images(*size: int) -> Tensor:
     return torch.randn(2, 3, *(size or (64, 64)))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", mark_most_slow(PRESETS))
 def test_presets_have_the_tensors_of_timm(name: str) -> None:
     with torch.device("meta"):
         ours: Any = vitrail.create(name)

@@ -32,7 +32,11 @@ def toy(key: str, depth: int = 2) -> Any:
     return add_weight_noise(vitrail.create(fields.pop("name"), image_size=64, depth=depth, classes=5, **fields))
 
 
-@pytest.mark.parametrize("key", TOYS)
+FAST = ("vit, map", "hybrid", "axial")  # pooling by attention, convolutions, attention along axes
+FAST_AND_SLOW = [key if key in FAST else pytest.param(key, marks=pytest.mark.slow) for key in TOYS]
+
+
+@pytest.mark.parametrize("key", FAST_AND_SLOW)
 def test_compile_without_a_graph_break(key: str) -> None:
     model, images = toy(key, depth=1), torch.randn(2, 3, 64, 64)
     torch.compiler.reset()
@@ -58,7 +62,7 @@ def test_compile_with_inductor_forward_and_backward() -> None:
         torch.testing.assert_close(other, eager, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("key", TOYS)
+@pytest.mark.parametrize("key", FAST_AND_SLOW)
 def test_export_with_any_batch(key: str) -> None:
     model = toy(key)
     batch = torch.export.Dim("batch", min=1, max=64)

@@ -1,10 +1,12 @@
 """What the tests of every architecture do: count parameters, infer presets, export, and learn the bundled images."""
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -13,6 +15,12 @@ from vitrail.checkpoint.config_from_shapes import infer_config
 from vitrail.cli import build_app
 from vitrail.models.catalog.families import find_preset
 from vitrail.train.run_folder import RunFolder
+
+
+def mark_most_slow(names: Iterable[str]) -> list[Any]:
+    """For tests of full-size presets: the first runs always, the others with the slow tests."""
+    first, *others = names
+    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
 
 
 def count_parameters(name: str) -> int:
