@@ -373,6 +373,28 @@ def test_run_records_its_precision_and_resume_keeps_it(
 
 
 @pytest.mark.usefixtures("measured", "fast_bfloat16")
+def test_a_run_that_was_given_bfloat16_stays_in_it_and_says_how_slow_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = list[str]()
+
+    def stop(plan: Plan, *_: object, **__: object) -> None:
+        seen.append(plan.chosen_precision)
+        raise TrainingStartedError
+
+    monkeypatch.setattr("vitrail.train.run.run_training", stop)
+    with pytest.raises(TrainingStartedError):
+        train(f"{TINY} --epochs 2 --precision bfloat16 --out run")
+    assert "precision bfloat16: as given" not in capsys.readouterr().out
+    monkeypatch.setattr(speed_choice, "find_bfloat16_instructions", str)
+    with pytest.raises(TrainingStartedError):
+        train("--resume run")
+    assert "precision bfloat16: as given, but this CPU has no instructions for it" in capsys.readouterr().out
+    assert seen == ["bfloat16", "bfloat16"]
+
+
+@pytest.mark.usefixtures("measured", "fast_bfloat16")
 def test_fit_records_its_precision(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(model(), data(), LONG, steps=10, callbacks=StopAt(4), run=tmp_path / "run", device="cpu")

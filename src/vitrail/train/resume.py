@@ -27,7 +27,12 @@ from vitrail.train.restore import read_newest_checkpoint_and_damage
 from vitrail.train.run import keep_freed_memory, prepare_plan, train_and_save
 from vitrail.train.run_folder import RunFolder, step_from_file_name
 from vitrail.train.run_list import extract_name_or_empty
-from vitrail.train.speed_choice import choose_asked_or_recorded_threads, choose_recorded_precision, use_threads
+from vitrail.train.speed_choice import (
+    choose_asked_or_recorded_threads,
+    choose_recorded_precision,
+    describe_slow_resume,
+    use_threads,
+)
 from vitrail.train.throughput import measure_throughput
 
 UNCHANGED_PARTS = ("model", "data", "teacher")  # of run.json
@@ -70,6 +75,8 @@ def resume_run(
             threads = choose_asked_or_recorded_threads(recorded, runtime.threads, str(folder))
             plan = use_threads(prepare_plan(request, runtime, ranks).with_steps(steps), threads)
             plan = choose_recorded_precision(plan, recorded, str(folder))
+            if slow := describe_slow_resume(plan):
+                runtime.report(slow)
             now = plan.to_json()
             if request.trusted is not None:  # the user may name the same code by another path
                 now["model"]["name"] = extract_name_or_empty(recorded.get("model"))

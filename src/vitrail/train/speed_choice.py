@@ -81,7 +81,7 @@ def choose_precision(plan: Plan) -> PrecisionChoice:
             "`precision` is float16 on a CPU, which has no fast instructions for it; expected auto, bfloat16 or "
             "float32, or a GPU"
         )
-    slow = asked == "bfloat16" and on_cpu and not find_bfloat16_instructions()
+    slow = is_slow_in_bfloat16(plan, asked)
     if asked != "auto" and not slow:
         return PrecisionChoice(asked)
     if not on_cpu:
@@ -89,6 +89,17 @@ def choose_precision(plan: Plan) -> PrecisionChoice:
     measure = describe_slow_bfloat16 if slow else measure_precision
     found = measure(replace(plan, ranks=Ranks())) if plan.ranks.is_first else None
     return plan.ranks.broadcast_object(found)
+
+
+def is_slow_in_bfloat16(plan: Plan, precision: str) -> bool:
+    return precision == "bfloat16" and plan.device.type == "cpu" and not find_bfloat16_instructions()
+
+
+def describe_slow_resume(plan: Plan) -> str:
+    """A line about a run that stays in bfloat16, as it was started, on a CPU without instructions for it."""
+    if not plan.ranks.is_first or not is_slow_in_bfloat16(plan, plan.chosen_precision):
+        return ""
+    return str(describe_slow_bfloat16(replace(plan, ranks=Ranks())))
 
 
 def describe_slow_bfloat16(plan: Plan) -> PrecisionChoice:
@@ -127,7 +138,7 @@ def choose_recorded_precision(plan: Plan, recorded: Mapping[str, Any], where: st
     if found not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise CheckpointError(f"{where} was trained in the precision {found!r}; expected one of {known}")
-    lost = asked == "auto" and found == "bfloat16" and plan.device.type == "cpu" and not find_bfloat16_instructions()
+    lost = asked == "auto" and is_slow_in_bfloat16(plan, found)
     return replace(plan, precision=plan.ranks.broadcast_object("float32" if lost else found))
 
 
