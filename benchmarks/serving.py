@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -169,20 +170,22 @@ def measure_alone(model: str, photo: bytes, seconds: float) -> dict[str, float]:
 @contextmanager
 def start_server(command: Sequence[str], port: int) -> Generator[int]:
     """A server that answers, and its process."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        end = time.monotonic() + 120
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"{' '.join(command)} did not start: {process.communicate()[1][-500:]}")
-            time.sleep(0.05)
-        time.sleep(0.5)
-        yield process.pid
-    finally:
-        if process.poll() is None:
-            for each in reversed(list_processes(process.pid)):
-                os.kill(each, 9)
-        process.wait()
+    with TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, text=True)
+        try:
+            end = time.monotonic() + 120
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                if process.poll() is not None or time.monotonic() > end:
+                    errors.seek(0)
+                    raise SystemExit(f"{' '.join(command)} did not start: {errors.read()[-500:]}")
+                time.sleep(0.05)
+            time.sleep(0.5)
+            yield process.pid
+        finally:
+            if process.poll() is None:
+                for each in reversed(list_processes(process.pid)):
+                    os.kill(each, 9)
+            process.wait()
 
 
 def find_free_port() -> int:

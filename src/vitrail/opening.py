@@ -6,6 +6,7 @@ imported only for models that run on it: opening an exported model needs numpy a
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -112,6 +113,11 @@ class Opened:
         import torch
 
         return torch.stack(inputs).to(next(self.model.parameters()).device)
+
+    def copy_module(self) -> "Opened":
+        """The same weights in modules of their own: hooks on them do not see what other threads compute."""
+        tensors: dict[int, Any] = {id(each): each for each in (*self.model.parameters(), *self.model.buffers())}
+        return replace(self, model=deepcopy(self.model, tensors))
 
     @property
     def module(self) -> "nn.Module":

@@ -122,7 +122,7 @@ def explore(model: str, opened: Opened) -> "ImageExplorer":
     refuse_models_without_layers(opened)
     from vitrail.inspection.explore.image_explorer import ImageExplorer
 
-    return ImageExplorer(model, opened)
+    return ImageExplorer(model, opened.copy_module())
 
 
 def export(

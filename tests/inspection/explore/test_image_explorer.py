@@ -18,7 +18,16 @@ from vitrail.inspection.explore.image_pass import run_image_pass
 from vitrail.opening import Opened, open_model
 
 CAT = (PHOTO_FOLDER / "cat.jpg").read_bytes()
-WITHOUT_ATTENTION = ("resnet", "resnet, cifar", "convnext", "regnety")
+WITHOUT_ATTENTION = (
+    "resnet",
+    "resnet, cifar",
+    "convnext",
+    "regnety",
+    "bit",
+    "bit, Google",
+    "efficientnet",
+    "efficientnet, TensorFlow",
+)
 
 
 def open_case(case: str) -> Opened:
