@@ -1,8 +1,8 @@
 """vitrail compare, and vitrail eval of one head, on the command line."""
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from support.toy_datasets import write_class_folders
 import vitrail
 from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.cli import build_app
-
-PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 
 
 def run(*words: object) -> None:
@@ -150,20 +148,21 @@ def test_invalid_arguments_are_one_line_errors(photos: Path, teacher: Path, tmp_
             run("compare", *words)
 
 
-def test_exit_codes_in_a_new_process(photos: Path, teacher: Path, student: Path) -> None:
-    def process(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", PROGRAM, "compare", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = process(teacher, student, "--data", photos)
-    assert (done.returncode, done.stderr, done.stdout[:7]) == (0, "", "photos,")  # and no progress bar
-    done = process(teacher, student)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert done.stderr.startswith("vitrail: no --data; expected ")
+def test_exit_codes(vitrail_: Callable[..., Any], photos: Path, teacher: Path, student: Path) -> None:
+    done = vitrail_("compare", teacher, student, "--data", photos)
+    assert (done.code, done.err, done.out[:7]) == (0, "", "photos,")  # and no progress bar
+    done = vitrail_("compare", teacher, student)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert done.err.startswith("vitrail: no --data; expected ")
 
 
 def test_eval_of_one_head(
-    photos: Path, teacher: Path, student: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    vitrail_: Callable[..., Any],
+    photos: Path,
+    teacher: Path,
+    student: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     losses = list[float]()
     for words in ((), ("--head", "both"), ("--head", "class"), ("--head", "distill")):
@@ -176,6 +175,5 @@ def test_eval_of_one_head(
         for head in ("both", "class", "distill"):
             with pytest.raises(ConfigError, match=rf"^`head` {head} for .*{model.name}, which has one head; expected "):
                 run("eval", model, "--data", photos, "--head", head)
-    program = [sys.executable, "-c", PROGRAM, "eval", teacher, "--data", photos, "--head", "tail"]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    done = vitrail_("eval", teacher, "--data", photos, "--head", "tail")
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)

@@ -4,7 +4,6 @@ import csv
 import html
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,6 @@ from support.toy_datasets import write_class_folders
 import vitrail
 from vitrail.base.errors import ConfigError, DataError, VitrailError
 from vitrail.cli import build_app
-
-PROGRAM = "import sys; from vitrail.cli import main; sys.argv[0] = 'vitrail'; main()"
 
 
 def run(*words: object) -> None:
@@ -199,18 +196,13 @@ def test_real_labels(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         run(two, "--data", photos, "--real", tmp_path / "real.json")
 
 
-def test_exit_codes_in_a_new_process(photos: Path, model: Path) -> None:
-    def process(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", PROGRAM, "eval", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = process(model, "--data", photos)
-    assert (done.returncode, done.stderr, done.stdout[:6]) == (0, "", "top-1 ")  # and no progress bar
+def test_exit_codes(vitrail_: Callable[..., Any], photos: Path, model: Path) -> None:
+    done = vitrail_("eval", model, "--data", photos)
+    assert (done.code, done.err, done.out[:6]) == (0, "", "top-1 ")  # and no progress bar
     (photos / "ants" / "0.png").write_bytes(b"not an image")
-    done = process(model, "--data", photos, "--strict")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"vitrail: '{photos}/ants/0.png' is not an image; expected ")
+    done = vitrail_("eval", model, "--data", photos, "--strict")
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert done.err.startswith(f"vitrail: '{photos}/ants/0.png' is not an image; expected ")
 
 
 def test_public_weights_from_a_file(

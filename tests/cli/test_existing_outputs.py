@@ -17,7 +17,7 @@ COMMANDS = {  # arguments of a command, and an existing file that it would repla
     "explain MODEL photo.png -o out --arrays": "out/photo.grad-rollout.npz",
     "look MODEL -o out": "out/filters.png",
     "look MODEL -o out --svg": "out/position_similarity.svg",
-    "report MODEL -o out/page.html": "out/page.html",
+    "report MODEL -o out/page.html --images 2": "out/page.html",
     "eval MODEL --data photos --out out": "out/evaluation.json",
     "eval MODEL --data photos --wrong out/wrong.csv": "out/wrong.csv",
     "eval MODEL --data photos --wrong out/wrong.html": "out/wrong.html",
@@ -56,7 +56,12 @@ def test_an_existing_output_is_refused(
 
 @pytest.mark.parametrize(
     "words",
-    ["explain MODEL photo.png -o out", "look --lessons -o out", "report MODEL -o out/page.html", "look MODEL -o out"],
+    [
+        "explain MODEL photo.png -o out",
+        "look --lessons -o out",
+        "report MODEL -o out/page.html --images 2",
+        "look MODEL -o out",
+    ],
 )
 def test_outputs_are_replaced_on_request(
     vitrail_: Run, model: Path, tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch

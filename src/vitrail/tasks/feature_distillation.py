@@ -56,12 +56,12 @@ def measure_angles(x: Tensor) -> Tensor:
 class Hint:
     """A block of the student that learns the output of a block of the teacher."""
 
-    student: "Block"
-    teacher: "Block"
+    student: "HintBlock"
+    teacher: "HintBlock"
 
 
 @dataclass(frozen=True)
-class Block:
+class HintBlock:
     """A block of a model, and what its output looks like."""
 
     module: str  # its name
@@ -200,7 +200,7 @@ def find_hints(student: Any, teacher: nn.Module, name: str, settings: Distillati
     return found
 
 
-def find_block(model: nn.Module, whose: str, number: str, settings: DistillationSettings) -> Block:
+def find_block(model: nn.Module, whose: str, number: str, settings: DistillationSettings) -> HintBlock:
     declared = find_image_model(model)
     if declared is None or not declared.sequence:
         raise ConfigError(
@@ -218,4 +218,4 @@ def find_block(model: nn.Module, whose: str, number: str, settings: Distillation
     depth, level = next(
         (depth, level) for depth, level in enumerate(declared.levels) if names[position - 1] in level.blocks
     )
-    return Block(names[position - 1], level, declared.prefix if depth >= declared.prefix_level else 0)
+    return HintBlock(names[position - 1], level, declared.prefix if depth >= declared.prefix_level else 0)
