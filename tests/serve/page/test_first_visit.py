@@ -63,6 +63,20 @@ def test_a_link_restores_what_was_seen(browser: "Browser", address: str) -> None
         assert again.page.evaluate("() => location.hash") == link
 
 
+def test_a_link_is_followed_in_an_open_window(browser: "Browser", address: str) -> None:
+    with open_explorer(browser, address, "#model=cct_cifar10") as shown:
+        shown.wait_for_check()
+        shown.page.evaluate("() => { location.hash = '#model=vit_fashion&view=attention&patch=1,2' }")
+        shown.page.wait_for_selector(".pane .title:has-text('What patch 1,2 attends to')")
+
+
+def test_a_link_to_what_is_not_served_says_so(browser: "Browser", address: str) -> None:
+    with open_explorer(browser, address, "#model=large&view=none&layer=99&head=77&patch=500,500&class=9999") as shown:
+        shown.wait_for_check()
+        assert shown.text("#notice") == "This server does not serve large; shown is cct_cifar10."
+        assert shown.text(".pane .title").startswith("What the model looked at for")
+
+
 def test_a_link_to_an_own_photo_asks_for_it(browser: "Browser", address: str) -> None:
     with open_explorer(browser, address) as shown:
         shown.wait_for_check()

@@ -49,6 +49,11 @@ export function notify(text, kind = "error") {
   place.hidden = !text;
 }
 
+/** What went wrong has been put right; what a link lacks is still to be read. */
+export function clearError() {
+  if (find("#notice").dataset.kind === "error") notify("");
+}
+
 /** Offer bytes as a file. */
 export function download(name, blob) {
   const address = URL.createObjectURL(blob), link = make("a", { href: address, download: name });

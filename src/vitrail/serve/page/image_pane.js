@@ -1,7 +1,7 @@
 // One model and one photo: the photo with a map, the cards next to it, the heads, and the figure of the chosen tab.
 
 import { Checker, drawAnswer, drawCheck, hidePatches } from "./answer.js";
-import { find, make, notify, say, write } from "./dom.js";
+import { clearError, find, make, notify, say, write } from "./dom.js";
 import { Explained } from "./explained.js";
 import { drawDistance, drawLens, drawPositions, drawStrip, drawTable } from "./figures.js";
 import { PhotoCanvas } from "./photo.js";
@@ -62,6 +62,7 @@ export class ImagePane {
     try {
       const answer = await explore(this.name, photo.blob, { part: "all" }, signal);
       this.explained = new Explained(this.model, answer);
+      clearError();
       this.checker = new Checker(this.name, photo.blob, this.explained);
       this.photo.setPhoto(photo.bitmap, this.explained.place);
       Object.assign(this, { blob: photo.blob, shown: photo, hidden: new Set(), without: null, asked: new Set(), checkKey: "", problem: "" });

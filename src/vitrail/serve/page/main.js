@@ -131,7 +131,7 @@ function showPhoto(photo) {
   const asked = wanted, isFirst = !state.photo;
   if (asked?.digest && photo.digest !== asked.digest && !isFirst) {
     notify(`This link was made with another photo (checksum ${asked.digest}); ${photo.name} has ${photo.digest}.`, "info");
-  } else if (!asked?.digest || !isFirst) notify("");
+  } else if (!isFirst) notify("");
   if (!isFirst || !asked?.digest) wanted = null;
   const keep = asked && (isFirst || asked.digest === photo.digest) ? {} : { cls: null, asking: null };
   if (asked && asked.digest === photo.digest) pendingPatch = asked.patch;
@@ -235,10 +235,12 @@ async function start() {
     writeLink();
     copyLink();
   });
+  addEventListener("hashchange", () => location.reload()); // a link that is opened in the same window
   find("#png").addEventListener("click", () => savePng(panes, state.photo));
   find("#npz").addEventListener("click", () => panes.forEach((pane) => pane.explained && saveNpz(pane, state.photo)));
   find("#sentence").addEventListener("submit", (event) => {
     event.preventDefault();
+    if (!find("#text").value.trim()) return notify("There is no sentence; type one, or choose an example");
     update({ text: find("#text").value.trim() });
     for (const pane of panes) if (pane.reads === "text" && state.text) pane.show(state.text);
   });

@@ -2,7 +2,7 @@
 
 import { drawCheck } from "./answer.js";
 import { viridis } from "./colors.js";
-import { find, make, notify, say, svg, write } from "./dom.js";
+import { clearError, find, make, notify, say, svg, write } from "./dom.js";
 import { drawStrip, range } from "./figures.js";
 import { layerOf, redraw, state } from "./state.js";
 import { explore } from "./wire.js";
@@ -65,7 +65,7 @@ export class TextPane {
     try {
       this.explained = await explore(this.name, text, { part: "all" }, signal);
       Object.assign(this, { checked: null, cached: new Map() });
-      notify("");
+      clearError();
       redraw();
       this.checked = await explore(this.name, text, { part: "check" }, signal);
     } catch (error) {
