@@ -225,10 +225,12 @@ def test_damaged_and_empty_lines_are_not_kept(tmp_path: Path) -> None:
     assert (len(found.lines), found.line_count, found.damaged_lines) == (2, 3, 1)
 
 
-def test_values_of_other_types_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", ["4", -1, 10**400])
+def test_values_of_other_types_are_left_out(tmp_path: Path, steps: object) -> None:
     folder = make_run(tmp_path / "run")
-    (folder / "run.json").write_text(json.dumps({"model": "ViT", "data": None, "recipe": {"name": 3}, "steps": "4"}))
+    (folder / "run.json").write_text(json.dumps({"model": "ViT", "data": None, "recipe": {"name": 3}, "steps": steps}))
     (folder / "log.jsonl").write_text(
+        f'{{"step": {10**20}}}\n'
         '{"step": 1, "loss": NaN, "val_top1": Infinity, "note": "x", "on": true, "accuracy": 0.5}\n'
     )
     run = read_run_summary(folder)

@@ -7,6 +7,7 @@ from vitrail.base.files import read_lines
 from vitrail.base.json_yaml import parse_json
 
 MAX_LOG_VALUE = 1e300
+MAX_STEP = 2**53  # a larger number would fill the table of runs with its digits
 MAX_LOG_CHARACTERS = 2**26  # in memory the values take ten times as much
 MAX_DAMAGED_LINES = 2**12
 MIN_LINE_CHARACTERS = 128  # that a shorter line counts as: a line costs time and memory, even if it is empty
@@ -60,7 +61,11 @@ def parse_log_line(line: str) -> LogRecord | None:
     if not isinstance(values, dict):
         return None
     record = {str(name): value for name, value in values.items() if is_finite_number(value)}
-    return record if type(record.get("step")) is int and record["step"] >= 0 else None
+    return record if is_step(record.get("step")) else None
+
+
+def is_step(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_STEP
 
 
 def is_finite_number(value: object) -> bool:

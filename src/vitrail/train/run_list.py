@@ -22,7 +22,7 @@ from vitrail.models import FAMILIES
 from vitrail.models.catalog.families import load_family
 from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
-from vitrail.train.log import LogRecord, ParsedLog
+from vitrail.train.log import LogRecord, ParsedLog, is_step
 
 MAX_CELL_LENGTH = 40  # characters
 MAIN_FIELDS = ("width", "depth", "heads", "patch_size", "image_size")  # of a config, named first
@@ -172,8 +172,8 @@ def read_run_summary(folder: Path) -> RunSummary:
     plan, fault = try_read_plan(folder)
     rows = log.records
     step = int(rows[-1]["step"]) if rows else 0
-    steps = plan.get("steps")
-    extended = "lengths" in plan and type(steps) is int and step < steps  # its model/ is that of the shorter run
+    steps = plan["steps"] if is_step(plan.get("steps")) else None
+    extended = "lengths" in plan and steps is not None and step < steps  # its model/ is that of the shorter run
     state = "finished" if is_run_finished(folder) and not extended else f"stopped at step {step}"
     if collapsed := [row["step"] for row in rows if COLLAPSED in row]:
         state += f", collapsed at step {collapsed[0]:.0f}"
@@ -190,7 +190,7 @@ def read_run_summary(folder: Path) -> RunSummary:
         created=extract_name_or_empty(plan.get("created")),
         config=get_mapping(get_mapping(plan, "model"), "config"),
         step=step,
-        steps=steps if type(steps) is int else None,
+        steps=steps,
         records=tuple(rows),
     )
 
