@@ -45,7 +45,14 @@ Every command has examples: vitrail COMMAND --help."""
 LONG_RUNNING_COMMANDS = ("train", "distill", "pretrain", "ablate", "study")  # they continue without a reader
 OPTIONAL_PACKAGES = ("torch", "safetensors", "yaml")  # not needed to predict with an exported model
 # of fields whose option has another name; `task` is set in a recipe only
-OPTION_NAMES = {"fields": "--set", "of_class": "--class", "out": "-o", "source": "--from", "task": "task"}
+OPTION_NAMES = {
+    "fields": "--set",
+    "of_class": "--class",
+    "out": "-o",
+    "source": "--from",
+    "for_target": "--for",
+    "task": "task",
+}
 OUT_OF_MEMORY = re.compile("allocate memory|out of memory")  # in a RuntimeError of torch
 USER_OS_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # not bugs of vitrail
 

@@ -20,6 +20,9 @@ def export(
     /,
     *,
     to: Literal["onnx", "onnx-int8", "torch-export", "ctranslate2"] | None = None,
+    for_target: Annotated[
+        Literal["triton", "kserve", "kubernetes", "ray", "web", "container"] | None, Parameter(name="--for")
+    ] = None,
     features: Literal["class", "mean", "tokens"] | None = None,
     image_size: flags.ImageSize = None,
     dynamic: Annotated[bool, Parameter(negative=(), group=MODEL)] = False,
@@ -29,6 +32,7 @@ def export(
     fields: flags.ConfigFields = None,
     preprocessing: flags.PreprocessingFields = None,
     check: Annotated[list[str] | None, Parameter(negative=())] = None,
+    web_runtime: Path | None = None,
     overwrite: flags.Overwrite = False,
 ) -> None:
     """Export a model to a folder that predicts without torch.
@@ -42,12 +46,18 @@ def export(
     A model that translates is exported to CTranslate2: a folder with model.bin, the vocabulary and
     tokenizer.json for ctranslate2.Translator, compared with torch token by token.
 
+    With --for, the model comes in a new folder with the files of the system that serves it, each checked by a parser
+    of its format: a repository for Triton, resources for KServe or Kubernetes, an application of Ray Serve, a
+    Dockerfile without torch, or a page for any static host that runs the model in the browser.
+
     Examples::
 
         vitrail export vit_fashion exported
         vitrail export vit_fashion small --to onnx-int8 --check photos
         vitrail export vit_fashion features --features mean
         vitrail export transformer_tatoeba translator
+        vitrail export vit_fashion fashion --for container
+        vitrail export vit_fashion page --for web --web-runtime node_modules/onnxruntime-web
 
     Parameters
     ----------
@@ -56,6 +66,8 @@ def export(
     to
         Format. onnx-int8 is smaller and about twice as fast, but not exact; torch-export is for torch.export.load,
         ctranslate2 for a Transformer that translates. [default: onnx, or ctranslate2 for a model that translates]
+    for_target
+        What serves the model: triton, kserve, kubernetes, ray, web or container. [default: vitrail, or your program]
     features
         Export features instead of classes, for `vitrail embed`: the class token, the mean of the patches, or all
         tokens. [default: classes; without a head, the features that it would read]
@@ -67,6 +79,8 @@ def export(
         Number of similar tokens to merge in each layer: faster and less exact.
     check
         Images or folders to check the export on as well. May be repeated.
+    web_runtime
+        With --for web: folder of the npm package onnxruntime-web. [default: node_modules/onnxruntime-web]
     """
     how, given = parse_fields(preprocessing, "--preprocessing"), parse_fields(fields)
     if to == "torch-export" and portable:
@@ -74,12 +88,21 @@ def export(
     check_minimum("--merge", merge, 0)
     if dynamic and merge:
         raise ConfigError("--dynamic with --merge, which needs a fixed number of patches; use one of them")
-    refuse_existing_outputs([out], overwrite=overwrite)
-
     from vitrail.export.atomic_folder import check_target_folder
     from vitrail.opening import run_command
 
-    check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
+    if for_target is None:
+        refuse_existing_outputs([out], overwrite=overwrite)
+        check_target_folder(out, overwrite=overwrite)  # before a model is read, and again when it is written
+        if web_runtime is not None:
+            raise ConfigError("--web-runtime without --for web; expected both")
+    else:
+        if overwrite or to in ("torch-export", "ctranslate2"):
+            given = "--overwrite" if overwrite else f"--to {to}"
+            raise ConfigError(f"{given} with --for; expected a new folder, and --to onnx or onnx-int8")
+        from vitrail.export.targets.table import check_target
+
+        check_target(for_target, out, web_runtime)
     lines = run_command(
         "export",
         checkpoint,
@@ -95,6 +118,8 @@ def export(
         preprocessing=how or None,
         check=check,
         overwrite=overwrite,
+        for_target=for_target,
+        web_runtime=web_runtime,
         messages=make_message_callbacks(),
     )
     print_text("\n".join(lines))

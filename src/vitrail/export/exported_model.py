@@ -35,7 +35,8 @@ class ExportedModel:
 
     def check_signature(self) -> None:
         """Refuse a graph whose inputs and outputs do not match its description."""
-        about, inputs, outputs = self.description, self.session.get_inputs(), self.session.get_outputs()
+        about, inputs = self.description, self.session.get_inputs()
+        outputs = self.session.get_outputs()[:1]  # others are for programs that show them
         rows, columns = ("rows", "columns") if about.multiple else pair(about.preprocessing.image_size)
         channels = len(about.preprocessing.mean)
         fits = [(each.name, each.type) for each in (*inputs, *outputs)] == [
@@ -67,9 +68,10 @@ class ExportedModel:
         """Run the graph once. It is untrusted: the first run has a time limit, and every output is checked."""
         try:
             if self.has_run:
-                found: Any = self.session.run(None, {"pixels": pixels})
+                found: Any = self.session.run([self.description.output], {"pixels": pixels})
             else:
-                found = run_with_timeout(self.session, pixels, TIMEOUT_SECONDS * len(pixels))
+                seconds, names = TIMEOUT_SECONDS * len(pixels), [self.description.output]
+                found = run_with_timeout(self.session, pixels, seconds, names)
         except Exception as error:  # ONNX Runtime has a class per reason
             raise CheckpointError(f"{self.file} failed: {describe_error(error)}; export the model again") from None
         self.check_values(found[0], len(pixels))

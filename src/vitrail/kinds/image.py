@@ -20,6 +20,7 @@ from vitrail.tasks import PRETRAINING_TASKS
 
 if TYPE_CHECKING:
     from vitrail.base.figures import FigureFolder
+    from vitrail.export.description import ExportDescription
     from vitrail.inspection.explain.explain_files import ExplainResult
     from vitrail.inspection.explore.image_explorer import ImageExplorer
     from vitrail.models.base.checks import Size
@@ -140,9 +141,14 @@ def export(
     preprocessing: GivenPreprocessing = None,
     check: Sequence[str] | None = None,
     overwrite: bool = False,
+    for_target: str | None = None,
+    web_runtime: Path | None = None,
     messages: Messages,
 ) -> list[str]:
-    """Export a model to a folder that predicts without torch; what was written, and how exact it is."""
+    """Export a model to a folder that predicts without torch; what was written, and how exact it is.
+
+    With a target, the folder has the files of the system that serves it.
+    """
     from vitrail.export.export import ExportFormat, export_model
     from vitrail.models.base.contract import takes_other_sizes
     from vitrail.predict.image_list import decode_images
@@ -163,29 +169,42 @@ def export(
         )
     how = replace(opened.preprocessing, image_size=config.image_size)
     output: Any = features or "logits"
-    exported, checked = export_model(
-        opened.module,
-        out,
-        preprocessing=how,
-        labels=opened.labels,
-        to=to,
-        output=output,
-        dynamic=dynamic and takes_any,
-        portable=portable,
-        merge=merge,
-        provenance={"checkpoint": str(model), **opened.checkpoint.description.provenance},
-        images=decode_images(check, how, messages.on_error) if check else None,
-        overwrite=overwrite,
-    )
-    rows, columns = config.image_size
-    size = f"any multiple of {exported.multiple}" if exported.multiple else f"{rows}×{columns}"
-    images = format_count(checked.images, "image")
-    exact = f"matches torch on {images} to within {checked.difference:.1e}"
-    return [
-        f"{out}: {to}, {exported.output}, images of {size}, any batch",
-        f"agrees with fp32 on {checked.same} of {images}" if to == "onnx-int8" else exact,
-        *([] if to == "torch-export" else [f"use it: vitrail {'embed' if features else 'predict'} {out} photo.jpg"]),
-    ]
+    images = decode_images(check, how, messages.on_error) if check else None
+    lines = list[str]()
+
+    def write(folder: Path) -> "ExportDescription":
+        exported, checked = export_model(
+            opened.module,
+            folder,
+            preprocessing=how,
+            labels=opened.labels,
+            to=to,
+            output=output,
+            dynamic=dynamic and takes_any,
+            portable=portable or for_target == "web",  # whose attention is a step of its own, which can be shown
+            merge=merge,
+            provenance={"checkpoint": str(model), **opened.checkpoint.description.provenance},
+            images=images,
+            overwrite=overwrite,
+        )
+        rows, columns = config.image_size
+        size = f"any multiple of {exported.multiple}" if exported.multiple else f"{rows}×{columns}"
+        counted = format_count(checked.images, "image")
+        exact = f"matches torch on {counted} to within {checked.difference:.1e}"
+        lines.append(f"{out}: {for_target or to}, {exported.output}, images of {size}, any batch")
+        lines.append(f"agrees with fp32 on {checked.same} of {counted}" if to == "onnx-int8" else exact)
+        return exported
+
+    if for_target is None:
+        write(out)
+        use = f"use it: vitrail {'embed' if features else 'predict'} {out} photo.jpg"
+        return lines if to == "torch-export" else [*lines, use]
+    from vitrail.export.targets.table import write_for_target
+    from vitrail.inspection.explore.image_explorer import ImageExplorer
+
+    overlay = ImageExplorer(model, opened).describe() if for_target == "web" else None
+    written = write_for_target(for_target, out, write, overlay=overlay, runtime=web_runtime, note=messages.on_note)
+    return [*lines, *written]
 
 
 def report(
