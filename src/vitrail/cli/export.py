@@ -13,6 +13,8 @@ from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, 
 from vitrail.cli.output.messages import print_text
 from vitrail.cli.output.results import make_message_callbacks
 
+Target = Literal["triton", "kserve", "kubernetes", "ray", "web", "container"]
+
 
 def export(
     checkpoint: flags.TorchModel,
@@ -20,9 +22,7 @@ def export(
     /,
     *,
     to: Literal["onnx", "onnx-int8", "torch-export", "ctranslate2"] | None = None,
-    for_target: Annotated[
-        Literal["triton", "kserve", "kubernetes", "ray", "web", "container"] | None, Parameter(name="--for")
-    ] = None,
+    for_target: Annotated[Target | None, Parameter(name="--for")] = None,
     features: Literal["class", "mean", "tokens"] | None = None,
     image_size: flags.ImageSize = None,
     dynamic: Annotated[bool, Parameter(negative=(), group=MODEL)] = False,

@@ -70,7 +70,7 @@ def pin_packages(names: Iterable[str]) -> dict[str, str]:
         try:
             package = distribution(name)
         except PackageNotFoundError:
-            raise missing_package_error("`for_target` container", name, "export,serve") from None
+            raise missing_package_error("`for_target`", name, "export,serve") from None
         found[name] = package.version
         wanted = map(Requirement, package.requires or ())
         left += [each.name for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})]

@@ -5,10 +5,10 @@ from typing import Any
 from vitrail.export.targets.deployment import CORES, Deployment
 from vitrail.export.targets.kubernetes import describe_container, write_resources
 
-HEADER = """# Copy the folder repository to the volume claim "models" as {name}. Of a bucket, write the address as storageUri.
+HEADER = """# Copy the folder repository to the volume claim "models" as {name}. In a bucket: change storageUri.
 # Then: kubectl apply -f inferenceservice.yaml
 """
-CONTAINER_HEADER = """# In place of inferenceservice.yaml, for photos: {tag} is the image of `vitrail export --for container`.
+CONTAINER_HEADER = """# The other way, which takes photos: {tag} is the image of `vitrail export --for container`.
 # Once: kubectl create secret generic {name}-token --from-literal=token=$(openssl rand -hex 16)
 """
 

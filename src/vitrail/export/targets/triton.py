@@ -38,7 +38,7 @@ dynamic_batching {{
     max_queue_size: {QUEUE}
   }}
 }}"""
-    return f"""# The client resizes and crops; pixels are uint8 (rows, columns, channels). Normalization is part of the model.
+    return f"""# The client resizes and crops; pixels are uint8 (rows, columns, channels). The model normalizes them.
 name: {json.dumps(made.name)}
 backend: "onnxruntime"
 max_batch_size: {MAX_BATCH if exact else 1}
