@@ -207,6 +207,13 @@ def test_run_folder_is_exported(vitrail_: Run, current_folder: Path, calls: list
         (["model", "three.txt", "--overwrite"], "is not an export, so it is not replaced"),
         (["model", "three.txt/out"], "three.txt/out"),
         (["mean", "out", "--features", "class"], "without a class token; use mean or tokens"),
+        (["model", "out", "--for", "tritonn"], "web, container. Did you mean triton?"),
+        (["model", "out", "--for", "triton", "--overwrite"], "--overwrite with --for; expected a new folder"),
+        (["model", "out", "--for", "ray", "--to", "torch-export"], "--to torch-export with --for; expected"),
+        (["model", "model", "--for", "triton"], "model already exists; --for writes a new folder"),
+        (["model", "out", "--for", "web"], "has no ort.wasm.min.mjs; run npm install onnxruntime-web here"),
+        (["model", "out", "--for", "ray", "--web-runtime", "."], "--web-runtime with --for ray; expected it with web"),
+        (["model", "out", "--web-runtime", "."], "--web-runtime without --for web; expected both"),
     ],
 )
 def test_invalid_arguments_are_one_line_errors(
@@ -309,6 +316,7 @@ def test_a_translator_for_ctranslate2(vitrail_: Run, current_folder: Path) -> No
     for words, message in {
         "export model out --to ctranslate2": "out already exists; use --overwrite",
         "export model b --merge 2": "--merge does not apply, since model reads text; remove it",
+        "export model b --for triton": "--for does not apply, since model reads text; remove it",
         "export vit_fashion b --to ctranslate2": "--to ctranslate2 for vit_fashion, which reads images; expected onnx,",
         "export model b --to onnx": "--to onnx for model, which reads text; expected ctranslate2",
         "predict out example:cat": "out contains a model that translates, for ctranslate2.Translator",

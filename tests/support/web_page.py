@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
 
 

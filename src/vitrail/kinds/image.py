@@ -170,6 +170,7 @@ def export(
     how = replace(opened.preprocessing, image_size=config.image_size)
     output: Any = features or "logits"
     images = decode_images(check, how, messages.on_error) if check else None
+    provenance = {"checkpoint": str(model), **opened.checkpoint.description.provenance}
     lines = list[str]()
 
     def write(folder: Path) -> "ExportDescription":
@@ -183,7 +184,7 @@ def export(
             dynamic=dynamic and takes_any,
             portable=portable or for_target == "web",  # whose attention is a step of its own, which can be shown
             merge=merge,
-            provenance={"checkpoint": str(model), **opened.checkpoint.description.provenance},
+            provenance=provenance,
             images=images,
             overwrite=overwrite,
         )

@@ -28,4 +28,4 @@ class ImageModel:
         return JSONResponse([{"label": each.name, "score": each.probability} for each in found.top])
 
 
-app = ImageModel.bind()
+app = ImageModel.bind()  # pyright: ignore[reportAttributeAccessIssue]

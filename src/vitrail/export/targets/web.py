@@ -6,10 +6,14 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
+import numpy as np
+from PIL import __version__ as pillow_version
+
 import vitrail
 from vitrail.base.errors import ConfigError
 from vitrail.export.description import ONNX_DATA_FILE, ONNX_FILE
 from vitrail.export.exported_model import ExportedModel
+from vitrail.export.onnx_session import open_session, run_with_timeout
 from vitrail.export.targets.deployment import Deployment
 from vitrail.models.base.checks import pair
 
@@ -17,6 +21,7 @@ PAGE_FOLDER = Path(__file__).with_name("web_page")
 SHARED_FOLDER = Path(vitrail.__file__).parent / "serve" / "page"  # of `vitrail serve`, which draws the same photo
 SHARED_FILES = ("tokens.css", "dom.js", "maths.js", "colors.js", "photo.js", "favicon.svg")
 RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+DOWN_FIRST = int(pillow_version.partition(".")[0]) >= 13  # Pillow resizes columns first where that is less work
 DEFAULT_RUNTIME = Path("node_modules/onnxruntime-web")
 
 
@@ -46,6 +51,7 @@ def write_web(made: Deployment) -> list[str]:
         "fit": how.fit,
         "middle": how.middle,
         "interpolation": how.interpolation,
+        "down_first": DOWN_FIRST,
         "labels": about.labels,
         "precision": about.precision,
         "megabytes": round(made.megabytes, 1),
@@ -70,24 +76,23 @@ def add_maps(made: Deployment) -> tuple[list[str], str]:
     """Make the attention of each layer an output of the file: their names, from the first layer; else why not."""
     seen = made.overlay
     possible = seen.get("parts", {}).get("rollout", "its layers are not known")
-    if made.about.merge:
-        return [], "similar patches are merged"
+    if made.about.merge or made.about.multiple:
+        return [], "similar patches are merged" if made.about.merge else "its images have any size"
     if possible is not True:
         return [], possible
     onnx: Any = import_module("onnx")
-    tokens = len(seen["prefix"]) + seen["grid"][0] * seen["grid"][1]
-    model = onnx.load(str(made.model / ONNX_FILE))
-    known = {each.name: each for each in model.graph.value_info}
-    softmaxes = [node.output[0] for node in model.graph.node if node.op_type == "Softmax"]
-    found = [name for name in softmaxes if name in known and is_map(known[name], tokens)]
-    if len(found) != len(seen["heads"]):
+    file, tokens = made.model / ONNX_FILE, len(seen["prefix"]) + seen["grid"][0] * seen["grid"][1]
+    model = onnx.load(str(file))
+    names = [node.output[0] for node in model.graph.node if node.op_type == "Softmax"]
+    outputs = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names}
+    model.graph.output.extend(outputs.values())
+    pixels = np.zeros((1, *made.input_shape), np.uint8)
+    arrays = run_with_timeout(open_session(model.SerializeToString(), 1), pixels, output_names=names) if names else []
+    maps = [name for name, each in zip(names, arrays, strict=True) if each.ndim == 4 and each.shape[3] == tokens]
+    if len(maps) != len(seen["heads"]):
         return [], "its layers have other tokens than its patches"
-    model.graph.output.extend(known[name] for name in found)
-    onnx.save(model, str(made.model / ONNX_FILE))
+    for name in set(names) - set(maps):
+        model.graph.output.remove(outputs[name])
+    onnx.save(model, str(file))
     made.about.write(made.model)
-    return found, ""
-
-
-def is_map(value: Any, tokens: int) -> bool:
-    shape = value.type.tensor_type.shape.dim
-    return len(shape) == 4 and shape[3].dim_value == tokens
+    return maps, ""

@@ -101,14 +101,22 @@ function dropAlpha(rgba, channels) {
  */
 export function preprocess(rgba, [rows, columns], how) {
   const { channels, size: [high, wide], middle, interpolation } = how, [tall, broad] = resizedSize([rows, columns], how);
-  const across = resizeLines(dropAlpha(rgba, channels), rows, columns, broad, channels, interpolation);
-  const down = resizeLines(transpose(across, rows, broad, channels), broad, rows, tall, channels, interpolation);
-  const resized = transpose(down, broad, tall, channels), found = new Uint8Array(high * wide * channels);
+  const passes = {
+    across: ({ values, y, x }) => ({ values: resizeLines(values, y, x, broad, channels, interpolation), y, x: broad }),
+    down: ({ values, y, x }) => {
+      const turned = resizeLines(transpose(values, y, x, channels), x, y, tall, channels, interpolation);
+      return { values: transpose(turned, x, tall, channels), y: tall, x };
+    },
+  };
+  const downFirst = how.down_first && rows - tall > 2 * Math.max(columns - broad, 0);
+  let resized = { values: dropAlpha(rgba, channels), y: rows, x: columns };
+  for (const pass of downFirst ? ["down", "across"] : ["across", "down"]) resized = passes[pass](resized);
+  const found = new Uint8Array(high * wide * channels);
   const top = cropOffset(tall, high, middle), left = cropOffset(broad, wide, middle);
   for (let y = Math.max(0, -top); y < Math.min(high, tall - top); y++) {
     const x = Math.max(0, -left), end = Math.min(wide, broad - left);
     const start = ((y + top) * broad + x + left) * channels;
-    found.set(resized.subarray(start, start + (end - x) * channels), (y * wide + x) * channels);
+    found.set(resized.values.subarray(start, start + (end - x) * channels), (y * wide + x) * channels);
   }
   return found;
 }
