@@ -99,11 +99,12 @@ def list_strings(path: Path) -> list[str]:
 
 
 def test_messages_outside_cli_name_fields_not_options() -> None:
-    """An error carries the field, and cli turns it into its option."""
+    """An error carries the field, and cli turns it into its option. Files for other systems contain their commands."""
     named = {
         str(path.relative_to(PACKAGE)): strings
         for path in OUTSIDE_CLI
-        if (strings := [text for text in list_strings(path) if re.search(r"(?<![\w-])--[a-z]", text)])
+        if path.parent != PACKAGE / "export" / "targets"
+        and (strings := [text for text in list_strings(path) if re.search(r"(?<![\w-])--[a-z]", text)])
     }
     assert not named
 

@@ -61,7 +61,10 @@ SLOW_EXAMPLES = (
     "probe runs/demo vit_fashion --data fashion",
 )  # the pages run these commands by default
 UNRUN_EXAMPLES = ("serve", "data cifar10")  # it does not end: tests/serve runs it; it needs a network
-SHELL_STARTS = ("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun ")
+SHELL_STARTS = (
+    *("cd ", "git ", "make", "python3 -m venv ", "source ", "pip ", "for ", "done", "export ", "torchrun "),
+    *("npm install ", "python -m http.server "),
+)
 
 
 def pages_with_steps() -> Iterator[Any]:

@@ -57,7 +57,6 @@ def export(
         vitrail export vit_fashion features --features mean
         vitrail export transformer_tatoeba translator
         vitrail export vit_fashion fashion --for container
-        vitrail export vit_fashion page --for web --web-runtime node_modules/onnxruntime-web
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ def write_ray(made: Deployment) -> list[str]:
     code = SERVICE_FILE.read_text("utf-8")
     classes = {each.name for each in ast.walk(ast.parse(code)) if isinstance(each, ast.ClassDef)}
     deployment: dict[str, Any] = {
-        "name": "ImageModel",
+        "name": "PhotoClassifier",
         "max_ongoing_requests": 2,  # of a replica: one is computed, one waits
         "max_queued_requests": 64,  # then 503
         "autoscaling_config": {"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 1},

@@ -14,7 +14,7 @@ MODEL = Path(__file__).with_name("model")
 
 
 @serve.deployment
-class ImageModel:
+class PhotoClassifier:
     def __init__(self) -> None:
         self.predictor = vitrail.Predictor(MODEL, threads=1)
 
@@ -28,4 +28,4 @@ class ImageModel:
         return JSONResponse([{"label": each.name, "score": each.probability} for each in found.top])
 
 
-app = ImageModel.bind()  # pyright: ignore[reportAttributeAccessIssue]
+app = PhotoClassifier.bind()  # pyright: ignore[reportAttributeAccessIssue]
