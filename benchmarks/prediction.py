@@ -38,7 +38,8 @@ SPEEDUP_TARGETS = {
 }  # exact, int8
 ACCURACY_TARGETS = {"int8": "within 0.5", "bfloat16": "within 0.3"}  # points of top-1
 BFLOAT16: tuple[EngineName, ...] = ("bfloat16",) if find_bfloat16_instructions() else ()
-ENGINES, PEERS = ("eager", "compiled", *BFLOAT16, "onnx", "int8"), ("timm",)
+ENGINES: tuple[EngineName, ...] = ("eager", *BFLOAT16, "onnx", "int8")
+PEERS = ("timm",)
 
 
 def measure_engines(work: PredictionBench) -> str:
@@ -48,7 +49,7 @@ def measure_engines(work: PredictionBench) -> str:
         stock = work.stock(name)
         request = BenchRequest(
             models=(stock.model,),
-            engines=ENGINES,
+            engines=work.engines(ENGINES),
             peers=PEERS,
             rounds=work.rounds_of("engines"),
             starts=0,
@@ -107,8 +108,7 @@ def measure_accuracy(work: PredictionBench) -> str:
         stock = work.stock(name)
         pixels = np.stack([decode_for_model(path, stock.preprocessing) for path in files])
         first: NDArray[np.float32] | None = None
-        compiled: tuple[EngineName, ...] = ("compiled",) if name == "ViT-Ti/16" else ()
-        for engine in ("eager", *compiled, *BFLOAT16, "onnx", "int8"):
+        for engine in work.engines(ENGINES):
             predictor = vitrail.Predictor(stock.folder_for(engine), engine=engine, threads=work.threads)
             shares = softmax(
                 np.concatenate([predictor.engine.run(pixels[at : at + 16]) for at in range(0, len(pixels), 16)])
@@ -181,6 +181,7 @@ def main(
     threads: int = 2,
     seed: int = 0,
     images: Annotated[int, Parameter(help="Photos of the sections accuracy, folder and merging.")] = 1000,
+    compiled: Annotated[bool, Parameter(help="Also measure torch.compile, which takes minutes.")] = False,
     page: Annotated[Path | None, Parameter(help="Page whose section is replaced.")] = None,
 ) -> None:
     """Measure the given sections, by default all, and show each when it is done."""
@@ -189,7 +190,7 @@ def main(
         raise SystemExit(f"unknown section {', '.join(unknown)}; expected some of {', '.join(SECTIONS)}")
     with TemporaryDirectory(prefix="vitrail-bench-") as place:
         os.environ["HOME"] = place  # caches are removed with the folder
-        work = PredictionBench(Path(place), rounds, threads, seed, {}, images)
+        work = PredictionBench(Path(place), rounds, threads, seed, {}, images, compiled=compiled)
         for name in chosen:
             print(f"{name}:", flush=True)
             try:
@@ -198,6 +199,7 @@ def main(
                 print(f"skipped, since this section {error}", flush=True)
                 continue
             options = f"--only {name}" + ("" if rounds is None else f" --rounds {rounds}")
+            options += " --compiled" * compiled
             options += f" --images {images}" * (images != 1000)
             present(name, (text, describe_run("prediction.py", options, threads, seed)), page)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from vitrail.checkpoint import read, write
+from vitrail.predict.predictor import EngineName
 from vitrail.study.bench_engines import ModelFiles
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -33,6 +34,7 @@ class PredictionBench:
     seed: int
     stocks: dict[str, ModelFiles]
     images: int  # photos of a section, at most
+    compiled: bool = False  # also measure torch.compile
 
     def stock(self, name: str) -> ModelFiles:
         if name not in self.stocks:
@@ -48,6 +50,10 @@ class PredictionBench:
             else:
                 self.stocks[name] = ModelFiles(preset, None, folder, self.seed)
         return self.stocks[name]
+
+    def engines(self, names: tuple[EngineName, ...]) -> tuple[EngineName, ...]:
+        """The engines, after the first one also `compiled` if it is wanted."""
+        return (names[0], "compiled", *names[1:]) if self.compiled else names
 
     def rounds_of(self, section: str) -> int:
         return self.rounds or DEFAULT_ROUNDS[section]

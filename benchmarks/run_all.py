@@ -8,6 +8,7 @@ stays as it was, and the exit code is 1.
 """
 
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -84,6 +85,12 @@ def run_benchmark(each: Benchmark, seconds: float) -> str:
     return f"stopped after {seconds / 60:.1f} minutes"
 
 
+def read_children_seconds() -> float:
+    """CPU seconds of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main(
     *,
     minutes: Annotated[float, Parameter(help="When to stop.")] = 30,
@@ -93,7 +100,7 @@ def main(
     chosen = [each for each in BENCHMARKS if only in each.command]
     for page in (RESULTS, PREDICTION):
         write_section(page, "machine", f"The tables of `make bench` were last measured on: {describe_cpu()}.")
-    start, failures = monotonic(), list[str]()
+    start, failures, spent = monotonic(), list[str](), read_children_seconds()
     for number, each in enumerate(chosen, 1):
         left = 60 * minutes - (monotonic() - start)
         print(
@@ -101,6 +108,8 @@ def main(
             flush=True,
         )
         failure = run_benchmark(each, min(60 * each.minutes, left)) if left > 0 else "not started: no time is left"
+        now, spent = spent, read_children_seconds()
+        print(f"{each.command}: {(spent - now) / 60:.1f} CPU minutes", flush=True)
         if failure:
             failures.append(f"{each.command}: {failure}")
             print(f"FAILED {failures[-1]}", flush=True)

@@ -17,8 +17,10 @@ from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.base.files import get_cache_folder
 from vitrail.data.images.array_dataset import ArrayDataset
 from vitrail.data.images.image_items import ImageItem
+from vitrail.export import onnx_session
 from vitrail.export.description import CONFIG_FILE
 from vitrail.export.exported_model import ExportedModel
+from vitrail.export.onnx_session import open_session
 from vitrail.models.base.checks import pair
 from vitrail.predict import engine_selection
 from vitrail.predict.engine_cache import write_engine_speeds
@@ -198,6 +200,22 @@ def test_a_short_job_is_not_worth_an_export_unless_there_is_one(
     assert len(written_exports) == 1
     speeds |= {"onnx 2×1": 9}
     assert describe_setting(open_on_fastest_engine(model, EngineOptions(), 1000)) == "onnx 2×1"
+
+
+def test_weights_are_not_packed_for_a_single_image(exported: ExportFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, pixels, float32, int8 = list[bool](), random_pixels(1), exported("onnx"), exported("int8")
+
+    def record(model: Any, threads: int = 0, *, pack: bool = True) -> Any:
+        packed.append(pack)
+        return open_session(model, threads, pack=pack)
+
+    monkeypatch.setattr(onnx_session, "open_session", record)
+    one, many = (open_on_fastest_engine(float32, EngineOptions(), count) for count in (1, 9))
+    assert packed == [False, True]
+    found, expected = (each.predictor.engine.run(pixels) for each in (one, many))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    open_on_fastest_engine(int8, EngineOptions(), 1)
+    assert packed == [False, True, True], "only float32 is faster without"
 
 
 @pytest.mark.usefixtures("written_exports")

@@ -60,7 +60,7 @@ def test_a_graph_that_takes_too_long_to_open_is_given_up(tmp_path: Path, monkeyp
     """As one whose constants are computed from each other, which is done when it is opened."""
     opened = Event()
 
-    def wait(_model: Path, _threads: int) -> None:
+    def wait(*_: object, **__: object) -> None:
         opened.wait()
 
     monkeypatch.setattr("vitrail.export.onnx_session.TIMEOUT_SECONDS", 0.2)

@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from vitrail.base.errors import CheckpointError, describe_error
 from vitrail.export.description import ExportDescription, find_onnx_file, read_description, read_folder_description
-from vitrail.export.onnx_session import TIMEOUT_SECONDS, import_onnxruntime, open_verified_session, run_with_timeout
+from vitrail.export.onnx_session import (
+    FOR_ONE_IMAGE,
+    TIMEOUT_SECONDS,
+    import_onnxruntime,
+    open_verified_session,
+    run_with_timeout,
+)
 from vitrail.models.base.checks import pair
 
 
@@ -20,7 +26,9 @@ class ExportedModel:
         self.file, self.has_run = find_onnx_file(path), False
         import_onnxruntime()
         description = read_folder_description(path)
-        self.session = open_verified_session(self.file, threads, {} if description is None else description.files)
+        checksums = {} if description is None else description.files
+        once = FOR_ONE_IMAGE.get() and description is not None and description.precision == "fp32"
+        self.session = open_verified_session(self.file, threads, checksums, pack=not once)
         self.path, self.streams = Path(path), streams
         self.threads: int | None = threads
         metadata = self.session.get_modelmeta().custom_metadata_map

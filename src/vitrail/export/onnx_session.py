@@ -3,6 +3,7 @@
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from threading import Thread, Timer
 from typing import Any
@@ -14,6 +15,7 @@ from vitrail.base.errors import CheckpointError, ConfigError, describe_error, mi
 from vitrail.base.files import file_checksum, open_regular_file_descriptor
 
 MAX_ONNX_BYTES = 2**31  # bytes of an ONNX file: the limit of protobuf
+FOR_ONE_IMAGE = ContextVar("FOR_ONE_IMAGE", default=False)  # sessions that are opened for a single image
 TIMEOUT_SECONDS = 60.0  # seconds to open a graph, and for its first image: a malicious one may loop forever
 
 
@@ -25,12 +27,24 @@ def import_onnxruntime() -> Any:
     return found
 
 
-def open_session(model: Path | bytes, threads: int = 0) -> Any:
+@contextmanager
+def open_for_one_image() -> Generator[None]:
+    """Within it, float32 weights are not copied into the order in which products read them: it would not pay off."""
+    token = FOR_ONE_IMAGE.set(True)
+    try:
+        yield
+    finally:
+        FOR_ONE_IMAGE.reset(token)
+
+
+def open_session(model: Path | bytes, threads: int = 0, *, pack: bool = True) -> Any:
     """Open a graph; 0 threads is one per core. Weights in a file next to it are read, never mapped."""
     runtime = import_onnxruntime()
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # errors are raised, not logged
+    if not pack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     weights = b"" if isinstance(model, bytes) else read_external_data(model)
     if weights and not isinstance(model, bytes):
         # ONNX Runtime would map the file: overwriting it would change the model, truncating it would crash the process
@@ -56,7 +70,7 @@ def read_external_data(model: Path) -> bytes:
         return file.read()
 
 
-def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str]) -> Any:
+def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str], *, pack: bool = True) -> Any:
     """Open a graph with a time limit, and verify the checksums in the meantime."""
     size = model.stat().st_size
     if size > MAX_ONNX_BYTES:
@@ -64,7 +78,7 @@ def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str
     found = dict[str, str]()
     checked = [each for each in (model, external_data_path(model)) if each.name in checksums]
     # a daemon thread: opening computes constants, which may take hours
-    opener = SessionOpener(model, threads)
+    opener = SessionOpener(model, threads, pack)
     opener.start()
     for file in checked:
         try:
@@ -90,15 +104,15 @@ def open_verified_session(model: Path, threads: int, checksums: Mapping[str, str
 class SessionOpener(Thread):
     """Opens a graph in a thread that can be abandoned."""
 
-    def __init__(self, model: Path, threads: int) -> None:
+    def __init__(self, model: Path, threads: int, pack: bool) -> None:
         super().__init__(daemon=True)
-        self.model, self.threads = model, threads
+        self.model, self.threads, self.pack = model, threads, pack
         self.session: Any = None
         self.failure: Exception | None = None
 
     def run(self) -> None:
         try:
-            self.session = open_session(self.model, self.threads)
+            self.session = open_session(self.model, self.threads, pack=self.pack)
         except Exception as error:  # ONNX Runtime has a class per reason
             self.failure = error
 

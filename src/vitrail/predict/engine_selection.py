@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from vitrail.data.images.image_items import ImageItem, evenly_spaced_indices
 from vitrail.export.agreement import count_agreeing_images, make_photo_crops
 from vitrail.export.description import OutputKind, is_exported
 from vitrail.export.exported_model import ExportedModel
+from vitrail.export.onnx_session import open_for_one_image
 from vitrail.models.base.checks import pair
 from vitrail.opening import GivenPreprocessing, Opened, download_if_missing, open_model
 from vitrail.predict.engine_cache import (
@@ -108,15 +109,16 @@ def open_on_fastest_engine(
         download_if_missing(model)
         if options.device == "auto" and not is_exported(model):
             options = replace(options, device=choose_device())
-        opened = open_model(
-            model,
-            kind="image",
-            fields=options.fields,
-            preprocessing=options.preprocessing,
-            labels=options.labels,
-            device=options.device,
-            threads=count_threads_per_stream(options),
-        )
+        with open_for_one_image() if count == 1 else nullcontext():
+            opened = open_model(
+                model,
+                kind="image",
+                fields=options.fields,
+                preprocessing=options.preprocessing,
+                labels=options.labels,
+                device=options.device,
+                threads=count_threads_per_stream(options),
+            )
     automatic = options.engine == "auto" and not isinstance(opened.model, ExportedModel)
     first = open_predictor(opened, options, "eager" if automatic else options.engine)
     predictors: dict[EngineName, Predictor] = {"eager" if automatic else options.engine: first}
