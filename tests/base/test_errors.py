@@ -20,7 +20,7 @@ from vitrail.base.errors import (
     unknown_name_error,
 )
 from vitrail.export import onnx_file, onnx_session, quantize
-from vitrail.predict.output import row_formats
+from vitrail.predict.output import resumable_rows
 from vitrail.train.callbacks import TensorBoardCallback, TrainingStart
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
@@ -165,7 +165,7 @@ def start_tensorboard() -> None:
         (onnx_file.check_onnx_packages, "onnxruntime", "export"),
         (onnx_session.import_onnxruntime, "onnxruntime", "export"),
         (quantize.import_onnx, "onnx", "export"),
-        (row_formats.import_pyarrow, "pyarrow", "embed"),
+        (resumable_rows.import_pyarrow, "pyarrow", "embed"),
         (start_tensorboard, "tensorboard", "log"),
     ],
 )

@@ -17,8 +17,7 @@ from support.toy_translation import make_pairs, make_tokenizer, write_text_model
 import vitrail
 from vitrail.base.errors import format_install_command
 from vitrail.predict.output.partial_folder import PartialFolder
-from vitrail.predict.sentence_list import list_sentences
-from vitrail.predict.text_rows import TranslationRows
+from vitrail.predict.text_rows import TranslationRows, list_sentences
 
 Run = Callable[..., Any]
 MODEL_FIELDS = ("width=16", "encoder_depth=1", "decoder_depth=1", "heads=2", "mlp_width=32")

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from vitrail.base import machine
-from vitrail.layers import attention_kernels
-from vitrail.layers.attention import SelfAttention, attention, causal_mask
-from vitrail.layers.attention_kernels import attend_by_products, choose_products
+from vitrail.layers import attention as kernels
+from vitrail.layers.attention import SelfAttention, attend_by_products, attention, causal_mask, choose_products
 from vitrail.layers.positions import RelativePositions, RotaryPositions
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 3e-2}
@@ -49,13 +48,13 @@ def run_with_gradients(kernel: Callable[..., Tensor], dtype: torch.dtype, mask: 
     return [output, *torch.autograd.grad((output * weights).sum(), inputs)]
 
 
-@pytest.mark.parametrize("piece", [attention_kernels.PIECE, 3 * 5 * 7, 2 * 5 * 7])  # in one, by image, by head
+@pytest.mark.parametrize("piece", [kernels.PIECE, 3 * 5 * 7, 2 * 5 * 7])  # in one, by image, by head
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("kind", list_masks())
 def test_output_and_gradients_equal_those_of_the_fused_kernel(
     kind: str, dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_kernels, "PIECE", piece)
+    monkeypatch.setattr(kernels, "PIECE", piece)
     torch.manual_seed(0)
     mask, tolerance = list_masks()[kind], TOLERANCES[dtype]
     expected = run_with_gradients(torch.nn.functional.scaled_dot_product_attention, torch.float64, mask)
@@ -85,7 +84,7 @@ def test_dropout_has_the_same_distribution_and_depends_on_the_seed() -> None:
 
 @pytest.fixture
 def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_kernels, "read_instructions", lambda: "avx512_bf16")
+    monkeypatch.setattr(kernels, "read_instructions", lambda: "avx512_bf16")
 
 
 @pytest.mark.usefixtures("fast_bfloat16")
@@ -99,14 +98,14 @@ def test_products_are_chosen_in_bfloat16_only(monkeypatch: pytest.MonkeyPatch) -
         assert not choose_products(q.double(), q.double(), q.double())
     assert not choose_products(half.to("meta"), half.to("meta"), half.to("meta"))
     with monkeypatch.context() as patch:
-        patch.setattr(attention_kernels, "MOST", 2 * 3 * 5 * 5 - 1)
+        patch.setattr(kernels, "MOST", 2 * 3 * 5 * 5 - 1)
         assert not choose_products(half, half, half), "the scores would take too much memory"
-    monkeypatch.setattr(attention_kernels, "read_instructions", lambda: "amx_bf16")
+    monkeypatch.setattr(kernels, "read_instructions", lambda: "amx_bf16")
     assert not choose_products(half, half, half), "the fused forward pass uses AMX"
     assert choose_products(half.requires_grad_(), half, half)
     with torch.no_grad():
         assert not choose_products(half, half, half)
-    monkeypatch.setattr(attention_kernels, "read_instructions", str)
+    monkeypatch.setattr(kernels, "read_instructions", str)
     assert not choose_products(half, half, half)
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 from support.noisy_weights import add_weight_noise
 
-from vitrail.layers.mlp import Mlp, SwiGlu
+from vitrail.layers.block import Mlp, SwiGlu
 
 
 def test_gelu_exact_and_by_tanh() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from vitrail.layers.residual import LayerScale, StochasticDepth
+from vitrail.layers.block import LayerScale, StochasticDepth
 
 
 def test_layer_scale_is_a_factor_per_channel() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitrail.layers.block import Mlp
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
 from vitrail.models.base.checkpoint_side import (
     CheckpointSide,

@@ -1,7 +1,7 @@
 """vitrail compare: measure how often models disagree."""
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.engine_flags import EngineFlags, GivenEngine
+from vitrail.cli.options.model_flags import EngineFlags, GivenEngine
 from vitrail.cli.options.values import check_minimum, parse_fields
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar

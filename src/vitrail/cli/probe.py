@@ -6,8 +6,8 @@ from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.engine_flags import EngineFlags, GivenEngine
 from vitrail.cli.options.groups import DATA
+from vitrail.cli.options.model_flags import EngineFlags, GivenEngine
 from vitrail.cli.options.values import (
     MAX_SEEDS,
     at_most,

@@ -1,10 +1,11 @@
 """Evaluate a model on a data set: every image once, with the model's own preprocessing."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Semaphore
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,15 @@ from vitrail.base.progress import track_progress
 from vitrail.data.batch import Batch, wrap_dead_worker_errors
 from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, TorchDatasetAdapter
+from vitrail.data.images.loader import deferred_evaluation_batches, evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.distributed import Ranks
-from vitrail.evaluation.image_pass import compute_batches, run_engine
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
 from vitrail.evaluation.wrong_predictions import list_wrong_predictions
 from vitrail.models.base.checks import ImageConfig, check_count, find_image_config
 from vitrail.models.base.contract import check_reads_images
 from vitrail.opening import Opened
-from vitrail.predict.pipeline import Engine
+from vitrail.predict.pipeline import Engine, map_in_order
 
 TORCH_BATCH = 64  # images
 
@@ -176,3 +177,46 @@ def name_model_classes(data_classes: Sequence[str], mapping: Sequence[int] | Non
     for index, name in zip(mapping or range(classes), data_classes, strict=False):
         names[index] = name
     return names
+
+
+Result = TypeVar("Result")
+
+
+def compute_batches(
+    compute: Callable[[Batch], Result],
+    dataset: ImageDataset,
+    preprocessing: Preprocessing,
+    *,
+    batch: int,
+    workers: int = 0,
+    streams: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[tuple[Batch, Result]]:
+    """Each batch of the images and what `compute` makes of it, in order.
+
+    With `streams`, threads call it, so many at the same time, and decode other batches meanwhile.
+    """
+    how: Any = {"batch": batch, "workers": workers, "rank": rank, "world": world}
+    if not streams:
+        for each in evaluation_batches(dataset, preprocessing, **how):
+            yield each, compute(each)
+        return
+    gate = Semaphore(streams)
+
+    def load_and_compute(load: Callable[[], Batch]) -> tuple[Batch, Result]:
+        each = load()
+        with gate:
+            return each, compute(each)
+
+    yield from map_in_order(
+        load_and_compute, deferred_evaluation_batches(dataset, preprocessing, **how), max(2, streams)
+    )
+
+
+def run_engine(engine: Engine, batch: Batch) -> Tensor:
+    """The outputs of an engine for the images of a batch."""
+    images = batch["images"]
+    if images.dtype != torch.uint8:
+        raise ConfigError("`engine` for tensors of floats; expected pixels: images before ToTensor and Normalize")
+    return torch.from_numpy(engine.run(images.permute(0, 2, 3, 1).contiguous().numpy()))

@@ -26,7 +26,7 @@ from vitrail.evaluation.text_scores import (
     score_translations,
 )
 from vitrail.opening import Opened, open_model
-from vitrail.predict.output.row_formats import make_single_line
+from vitrail.predict.output.resumable_rows import make_single_line
 from vitrail.predict.search.settings import SearchSettings
 from vitrail.predict.translator import Translator
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.base.files import write_atomically
 from vitrail.base.text import escape_formula_in_text, format_csv_line
-from vitrail.predict.output.row_formats import encode_utf8, escape_formula_in_path, round_probability
+from vitrail.predict.output.resumable_rows import encode_utf8, escape_formula_in_path, round_probability
 
 WRONG_COLUMNS = ("file", "label", "predicted", "probability", "label_probability")
 

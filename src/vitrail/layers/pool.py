@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.layers.attention import attention, attention_weights, merge_heads, split_heads
-from vitrail.layers.mlp import Mlp
+from vitrail.layers.block import Mlp
 
 
 class AttentionPool(nn.Module):

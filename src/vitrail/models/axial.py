@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import Mask, Projected, SelfAttention, attention, join_masks, merge_heads
+from vitrail.layers.block import Mlp, StochasticDepth
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, join_axes, resample
-from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base.checks import pair
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets

@@ -15,7 +15,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, pair
 from vitrail.models.base.family import Family, Presets
-from vitrail.models.names.flax_names import CONV
+from vitrail.models.names.encoder_names import CONV
 from vitrail.models.parts.convolutions import StdConv2d
 from vitrail.models.parts.encoder import make_head, zero_head
 from vitrail.models.parts.stages import ConvNet, name_blocks

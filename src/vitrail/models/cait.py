@@ -12,11 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.layers.attention import Attention, Mask, SelfAttention
-from vitrail.layers.block import Block
+from vitrail.layers.block import Block, LayerScale, Mlp
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid
-from vitrail.layers.residual import LayerScale
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import RATE, pair
 from vitrail.models.base.family import Family, Presets

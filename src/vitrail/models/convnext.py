@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
-from vitrail.layers.mlp import Mlp
+from vitrail.layers.block import Mlp, StochasticDepth
 from vitrail.layers.positions import Grid
-from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level

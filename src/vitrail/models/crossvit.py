@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
 from vitrail.layers.attention import AttentionLayer, Mask, Projected, split_heads
+from vitrail.layers.block import StochasticDepth
 from vitrail.layers.positions import Grid, resample
-from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_heads, check_images, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.layers.residual import StochasticDepth
+from vitrail.layers.block import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, pair
 from vitrail.models.base.contract import ImageSizes, Level

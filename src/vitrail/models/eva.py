@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import Mask, Projected, SelfAttention
+from vitrail.layers.block import SwiGlu
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.mlp import SwiGlu
 from vitrail.layers.positions import Grid, resample, rotate
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, pair

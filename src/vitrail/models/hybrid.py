@@ -18,7 +18,7 @@ from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_gr
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import init_layers, lecun_normal_
 from vitrail.models.names import encoder_names
-from vitrail.models.names.flax_names import make_resnet_table
+from vitrail.models.names.encoder_names import make_resnet_table
 from vitrail.models.parts.convolutions import MaxPoolSame, StdConv2d
 from vitrail.models.parts.encoder import DropRates, PatchEncoder, make_encoder_blocks, make_head, zero_head
 

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.base.errors import CheckpointError, ConfigError
-from vitrail.layers.block import Block
+from vitrail.layers.block import Block, StochasticDepth
 from vitrail.layers.positions import Grid
-from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import ImageModel, ImageSizes, Level

@@ -9,16 +9,15 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from vitrail.layers.block import Mlp, StochasticDepth
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid
-from vitrail.layers.residual import StochasticDepth
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, pair
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.family import Family, Presets
 from vitrail.models.base.init import lecun_normal_
-from vitrail.models.names.flax_names import CONV, DENSE
+from vitrail.models.names.encoder_names import CONV, DENSE
 from vitrail.models.parts.encoder import make_head, scale_rate, zero_head
 
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.layers.attention import AttentionLayer, Mask, SelfAttention
+from vitrail.layers.block import LayerScale, Mlp, StochasticDepth
 from vitrail.layers.embed import PatchEmbed
-from vitrail.layers.mlp import Mlp
 from vitrail.layers.positions import Grid, resample
-from vitrail.layers.residual import LayerScale, StochasticDepth
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import RATE, pair
 from vitrail.models.base.family import Family, Presets

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError
 from vitrail.layers.attention import attention
-from vitrail.layers.mlp import Mlp
+from vitrail.layers.block import Mlp
 from vitrail.layers.positions import Grid, sinusoid
 from vitrail.models.base import checkpoint_side as side
 from vitrail.models.base.checks import MAY_BE_ZERO, RATE, Size, check_fields, check_grid, check_heads, pair

@@ -25,15 +25,18 @@ from vitrail.predict.output.feature_files import (
     partial_folder_for_features,
 )
 from vitrail.predict.output.partial_folder import PartialFolder
-from vitrail.predict.output.resumable_rows import CompletedItems, Record, Row, compute_file_stamp
-from vitrail.predict.output.row_files import RowLayout, open_row_sink
-from vitrail.predict.output.row_formats import (
+from vitrail.predict.output.resumable_rows import (
+    CompletedItems,
+    Record,
+    Row,
     choose_format,
+    compute_file_stamp,
     escape_formula_in_path,
     escape_surrogates,
     import_pyarrow,
     round_probability,
 )
+from vitrail.predict.output.row_files import RowLayout, open_row_sink
 from vitrail.predict.pipeline import ImageResult
 from vitrail.predict.predictions import ClassProbability, format_probabilities
 from vitrail.predict.predictor import Predictor, compute_map_shapes

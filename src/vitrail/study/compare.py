@@ -26,14 +26,13 @@ from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, open_data
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.evaluation.evaluate import TORCH_BATCH, temporary_eval_mode
+from vitrail.evaluation.evaluate import TORCH_BATCH, compute_batches, run_engine, temporary_eval_mode
 from vitrail.evaluation.evaluation_data import (
     find_default_data,
     get_validation_images,
     is_same_data_path,
     open_evaluation_data,
 )
-from vitrail.evaluation.image_pass import compute_batches, run_engine
 from vitrail.inspection.attention.capture import capture_tokens, list_blocks
 from vitrail.models.base.checks import check_count, find_image_config
 from vitrail.models.base.contract import find_image_model, takes_other_sizes

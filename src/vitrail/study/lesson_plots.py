@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from vitrail.base.figures import CaptionedFigure, new_figure, style_axes
 from vitrail.base.style import DIVERGING_MAP, GRAY, PALETTE, RED, TITLE_POINTS
 from vitrail.inspection.representation.weight_patterns import choose_cosine_scale, position_similarity
-from vitrail.layers.mlp import Mlp
+from vitrail.layers.block import Mlp
 from vitrail.layers.positions import Grid, sinusoid_1d, sinusoid_2d
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.recipes.schedule import lr_factor

@@ -34,8 +34,12 @@ from vitrail.predict.search.settings import GREEDY
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.task_settings import CaptionSettings
-from vitrail.tasks.caption_source import CaptionSource, draw_if_generated, keep_images_in_memory
-from vitrail.tasks.encoder_token_cache import compute_encoder_features
+from vitrail.tasks.caption_source import (
+    CaptionSource,
+    compute_encoder_features,
+    draw_if_generated,
+    keep_images_in_memory,
+)
 from vitrail.tasks.image_task import StartingModel, make_starting_model
 from vitrail.tasks.metric import LOSS_METRIC, Metric
 from vitrail.tasks.task import BuildContext, Source, Task, TaskKind, TaskSetup, check_task, parse_task_settings

@@ -18,8 +18,7 @@ from vitrail.predict.output.feature_files import (
     names_file_path,
     partial_folder_for_features,
 )
-from vitrail.predict.output.resumable_rows import Row
-from vitrail.predict.output.row_formats import choose_format
+from vitrail.predict.output.resumable_rows import Row, choose_format
 
 SHAPES = [(6,), (3, 2)]
 NAMES = ("1.jpg", "a,\n2.jpg", "bad.jpg", "3.jpg", "4.jpg")

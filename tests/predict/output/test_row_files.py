@@ -26,9 +26,8 @@ from vitrail.predict.image_rows import (
     make_prediction_layout,
 )
 from vitrail.predict.output.partial_folder import PartialFolder, WritingError
-from vitrail.predict.output.resumable_rows import CompletedItems, hash_to_integer
+from vitrail.predict.output.resumable_rows import CompletedItems, format_json_line, hash_to_integer
 from vitrail.predict.output.row_files import RowFile, RowPrinter
-from vitrail.predict.output.row_formats import format_json_line
 from vitrail.predict.predictions import ClassProbability
 
 FORMATS: tuple[PredictionFormat, ...] = ("csv", "jsonl", "json", "parquet")

@@ -17,7 +17,7 @@ from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import AimSettings
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.aim import AutoregressiveImageModel, share_predicted_patches
-from vitrail.tasks.pretraining.parts.patches import normalize_patches, split_into_patches
+from vitrail.tasks.pretraining.parts.masked_prediction import normalize_patches, split_into_patches
 
 CLOCK = Clock(step=0, steps=10, steps_per_epoch=5)
 KEYS = np.arange(500, dtype=np.uint64)

@@ -32,7 +32,7 @@ from vitrail.recipes.task_settings import MaeSettings
 from vitrail.tasks import find_task
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.mae import MaskedAutoencoder, make_position_table
-from vitrail.tasks.pretraining.parts.patches import (
+from vitrail.tasks.pretraining.parts.masked_prediction import (
     draw_mask,
     draw_noise,
     join_patches,

@@ -18,7 +18,7 @@ from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import MppSettings
 from vitrail.tasks.image_task import open_image_source
 from vitrail.tasks.pretraining.mpp import Mpp, classify_colors, draw_corruption
-from vitrail.tasks.pretraining.parts.patches import split_into_patches
+from vitrail.tasks.pretraining.parts.masked_prediction import split_into_patches
 
 CLOCK = Clock(step=0, steps=1, steps_per_epoch=1)
 KEYS = make_view_keys(0, 0, np.arange(200), 0)

@@ -15,7 +15,7 @@ from vitrail.data.rng import make_view_keys
 from vitrail.distributed import Ranks
 from vitrail.recipes.task_settings import SimMimSettings
 from vitrail.tasks.image_task import open_image_source
-from vitrail.tasks.pretraining.parts.patches import take_patches
+from vitrail.tasks.pretraining.parts.masked_prediction import take_patches
 from vitrail.tasks.pretraining.simmim import SimMim, hide_squares
 
 SETTINGS = SimMimSettings(mask_size=4)

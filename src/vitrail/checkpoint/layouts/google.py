@@ -23,7 +23,7 @@ from vitrail.checkpoint.family_recognition import choose_source, get_source, rec
 from vitrail.checkpoint.name_table import convert_to_their_tensors
 from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.models.names.flax_names import BIG_VISION_POSITIONS, NEW_PART_NAMES, OLD_PART_NAMES, POSITIONS
+from vitrail.models.names.encoder_names import BIG_VISION_POSITIONS, NEW_PART_NAMES, OLD_PART_NAMES, POSITIONS
 from vitrail.models.parts.encoder import FIXED_TABLES
 
 NAME, FIXED_POSITIONS = "google", "sincos_simple"

@@ -5,9 +5,10 @@ A command uses them as types: def eval(checkpoint: flags.Model, /, *, fields: fl
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -17,6 +18,7 @@ from vitrail.cli.options.values import (
     MAX_PROCESSES,
     at_most,
     check_data_exists,
+    check_minimum,
     check_model_exists,
     check_preset_exists,
 )
@@ -98,3 +100,33 @@ def accept_trusted_code(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {**command.__annotations__, "trust_code": TrustCode}
     vars(run)["__signature__"] = given.replace(parameters=[*given.parameters.values(), added])
     return run
+
+
+ENGINE_HELP = (
+    "Engine: eager, compiled and bfloat16 run in torch, onnx and int8 are exported; auto measures once and uses the "
+    "fastest."
+)
+EXACT_HELP = "Allow only engines within 0.0001 of the model in float32, and decode images at full size."
+FAST_HELP = "Allow int8 and bfloat16, too, if they agree on a sample of the images."
+EngineName = Literal["auto", "eager", "compiled", "bfloat16", "onnx", "int8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags:
+    engine: Annotated[EngineName, Parameter(group=SPEED, help=ENGINE_HELP)] = "auto"
+    exact: Annotated[bool, Parameter(negative=(), group=SPEED, help=EXACT_HELP)] = False
+    fast: Annotated[bool, Parameter(negative=(), group=SPEED, help=FAST_HELP)] = False
+    batch: Annotated[int | None, Parameter(group=SPEED, help="Images per batch. [default: automatic]")] = None
+    streams: Annotated[int | None, Parameter(group=SPEED, help="Batches at the same time. [default: automatic]")] = None
+    threads: Annotated[int | None, Parameter(group=SPEED, help="Threads per stream. [default: automatic]")] = None
+
+    def list_given(self) -> dict[str, Any]:
+        """The options that were given, by name, checked."""
+        given = {each.name: vars(self)[each.name] for each in fields(EngineFlags)}
+        given = {name: each for name, each in given.items() if each not in (None, "auto") and each is not False}
+        for name in given.keys() & {"batch", "streams", "threads"}:
+            check_minimum(f"--{name}", given[name], 1)
+        return given
+
+
+GivenEngine = Annotated[EngineFlags | None, Parameter(name="*")]

@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
-from vitrail.cli.options.engine_flags import EngineFlags
 from vitrail.cli.options.groups import DATA, SPEED
-from vitrail.cli.options.model_flags import ConfigFields, Device, ImageSize, OptionalOut, PreprocessingFields
+from vitrail.cli.options.model_flags import (
+    ConfigFields,
+    Device,
+    EngineFlags,
+    ImageSize,
+    OptionalOut,
+    PreprocessingFields,
+)
 from vitrail.cli.options.values import parse_fields, parse_model_fields
 from vitrail.cli.output.help_text import reflow_docstring
 from vitrail.cli.output.job import check_job_options, run_job

@@ -1,21 +1,26 @@
-"""Open images with captions by name, folder or file: training, validation and test images."""
+"""Open images with captions by name, folder or file: training, validation and test images, and captions as tokens."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from vitrail.base.errors import DataError
 from vitrail.base.files import suggest_sibling
 from vitrail.base.text import escape_unprintable, format_count
+from vitrail.data.batch import Batch
 from vitrail.data.captions.collages import CollageImages
 from vitrail.data.images.array_dataset import NO_LABEL
 from vitrail.data.images.datasets import ImageDataset
 from vitrail.data.images.formats.class_folders import FileDataset, is_image_name, list_entries, quote_names
 from vitrail.data.images.image_items import evenly_spaced_indices
+from vitrail.data.text.batches import TokenRows
 from vitrail.data.text.text_files import read_text_lines
+from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.data.validation_split import check_val_share, choose_validation_mask
 
 TABLE_NAMES = ("captions.tsv", "captions.tsv.gz", "captions.txt", "Flickr8k.token.txt", "results_20130124.token")
@@ -293,3 +298,61 @@ def open_image_files(folder: Path, captions: Mapping[str, list[str]], part: str)
         return None
     images = FileDataset([*captions], None, (), root=folder)
     return CaptionedImages(images, tuple(map(tuple, captions.values())), f"{folder.name} ({part})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedCaptions:
+    """Captions as tokens, without those that are too long for the model, and the image of each."""
+
+    rows: TokenRows
+    owners: NDArray[np.int64]  # the image of each caption
+    pad: int
+    start: int
+    end: int
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def encode(cls, data: CaptionedImages, tokenizer: TextTokenizer, *, length: int | None = None) -> "EncodedCaptions":
+        """Encode all captions; those with more than `length` tokens, with the end token, are left out."""
+        every = tokenizer.encode([caption for captions in data.captions for caption in captions])
+        owners = np.repeat(np.arange(len(data)), [len(captions) for captions in data.captions])
+        lengths = np.fromiter(map(len, every), np.int64, len(every)) + 1
+        kept = np.flatnonzero(lengths <= length) if length is not None else np.arange(len(every))
+        if len(every) and not len(kept):
+            raise DataError(
+                f"{data.name}: all {len(every):,} captions are longer than {length} tokens; expected a larger "
+                "`max_length`"
+            )
+        dropped = len(every) - len(kept)
+        return cls(
+            rows=TokenRows.join([every[each] for each in kept]),
+            owners=owners[kept],
+            pad=tokenizer.pad,
+            start=tokenizer.start,
+            end=tokenizer.end,
+            notes=(f"{data.name}: {format_count(dropped, 'caption')} longer than {length} tokens left out",)
+            if dropped
+            else (),
+        )
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def count_tokens(self, examples: NDArray[np.int64]) -> int:
+        return int((self.rows.lengths[examples] + 1).sum())
+
+    def add_words(self, batch: Batch, tokens_per_part: float | None = None) -> Batch:
+        """The batch with `target_in` and `target_out` (B, M), and its `share` ().
+
+        The caption that the model reads is one token behind the one it predicts. The share is the number of tokens of
+        this batch relative to the mean of all parts of a step, so that the mean of share × (mean loss of a part's
+        tokens) is the mean loss of all tokens; 1 if that is not known.
+        """
+        examples = batch["indices"].numpy()
+        share = 1.0 if tokens_per_part is None else self.count_tokens(examples) / tokens_per_part
+        words = {
+            "target_in": self.rows.pad(examples, pad=self.pad, first=self.start),
+            "target_out": self.rows.pad(examples, pad=self.pad, last=self.end),
+            "share": torch.tensor(share, dtype=torch.float32),
+        }
+        return replace(batch, tensors={**batch.tensors, **words})

@@ -26,11 +26,9 @@ from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSubset, ImageDataset
 from vitrail.data.images.formats.class_folders import FileDataset
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.evaluation.evaluate import temporary_eval_mode
-from vitrail.evaluation.image_pass import compute_batches, run_engine
-from vitrail.evaluation.probes.feature_engines import choose_source_engine
+from vitrail.evaluation.evaluate import compute_batches, run_engine, temporary_eval_mode
 from vitrail.evaluation.probes.feature_measures import FeatureRows, SelectedRows
-from vitrail.evaluation.probes.feature_sources import FeatureSource
+from vitrail.evaluation.probes.feature_sources import FeatureSource, choose_source_engine
 from vitrail.predict.engine_selection import INEXACT_ENGINES, EngineChoice, EngineOptions
 from vitrail.predict.predictor import DEFAULT_BATCH
 

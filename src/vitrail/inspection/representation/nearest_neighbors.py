@@ -29,7 +29,7 @@ from vitrail.models.base.checks import check_count
 from vitrail.models.base.contract import find_image_model
 from vitrail.opening import Opened, open_torch_model
 from vitrail.predict.output.feature_files import FEATURE_FORMAT_BY_SUFFIX, names_file_path
-from vitrail.predict.output.row_formats import import_pyarrow
+from vitrail.predict.output.resumable_rows import import_pyarrow
 from vitrail.predict.pipeline import Engine, ImageResult, PrepareImage, run_pipeline
 from vitrail.predict.predictor import DEFAULT_BATCH, Predictor, choose_features
 from vitrail.predict.torch_engine import TorchEngine

@@ -7,10 +7,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from vitrail.layers.attention import Attention, SelfAttention
-from vitrail.layers.mlp import Mlp, SwiGlu
+from vitrail.layers.block import LayerScale, Mlp, SwiGlu
 from vitrail.layers.pool import AttentionPool
 from vitrail.layers.positions import RelativePositions
-from vitrail.layers.residual import LayerScale
 
 
 def init_layers(model: nn.Module) -> None:

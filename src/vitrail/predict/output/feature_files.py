@@ -16,8 +16,15 @@ from vitrail.base.array_file import HEADER_BYTES, make_npy_header, parse_npy_hea
 from vitrail.base.errors import CheckpointError
 from vitrail.base.text import escape_formula_in_text, format_csv_line
 from vitrail.predict.output.partial_folder import PartialFolder
-from vitrail.predict.output.resumable_rows import AppendOnlyFile, Record, ResumableRows, Row
-from vitrail.predict.output.row_formats import escape_formula_in_path, escape_surrogates, import_pyarrow
+from vitrail.predict.output.resumable_rows import (
+    AppendOnlyFile,
+    Record,
+    ResumableRows,
+    Row,
+    escape_formula_in_path,
+    escape_surrogates,
+    import_pyarrow,
+)
 
 FeatureFormat = Literal["npy", "parquet", "npz"]  # npz: one array per level of a model, for feature maps
 FEATURE_FORMAT_BY_SUFFIX: dict[str, FeatureFormat] = {".npy": "npy", ".parquet": "parquet"}

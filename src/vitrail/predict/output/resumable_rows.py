@@ -2,7 +2,8 @@
 
 done.bin has 24 bytes per row: digests of the item's name, of its file's size and modification time, and of the row
 itself. So a name is found however it is escaped in the row, a replaced file is noticed, a damaged row is computed
-again, and millions of items fit into memory.
+again, and millions of items fit into memory. As lines of CSV, TSV and JSON, rows are quoted and without formulas, and
+names that are not valid UTF-8 can be restored.
 """
 
 import json
@@ -13,15 +14,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.base.errors import DataError
-from vitrail.base.text import format_csv_line
+from vitrail.base.errors import ConfigError, DataError, missing_package_error
+from vitrail.base.text import FORMULA_STARTS, format_csv_line
 from vitrail.predict.output.partial_folder import COMPLETION_LOG_FILE, PartialFolder
-from vitrail.predict.output.row_formats import encode_utf8
 
 MAX_RECORD_BYTES = 2**24  # bytes of one record: labels may be long, but not that long
 LOG_RECORD_BYTES = 24  # bytes: name, file, row
@@ -250,3 +250,64 @@ def compute_file_stamp(source: object) -> int:
     except (OSError, ValueError):
         return 0
     return hash_to_integer(f"{found.st_size} {found.st_mtime_ns}".encode())
+
+
+Format = TypeVar("Format", bound=str)
+
+
+def choose_format(out: Path, given: Format | None, by_suffix: Mapping[str, Format]) -> Format:
+    """The given format, by default that of the suffix of `out`."""
+    found = given or by_suffix.get(out.suffix.lower())
+    if found is None:
+        raise ConfigError(
+            f"`out` {out} has none of the suffixes {', '.join(by_suffix)}; use one of them, or set `format`"
+        )
+    return found
+
+
+def format_json_line(row: Mapping[str, Any]) -> str:
+    """JSON as UTF-8 text; as ASCII if a file name is not valid UTF-8, so that it can be restored."""
+    line = json.dumps(row, ensure_ascii=False)
+    return f"{line if is_utf8_encodable(line) else json.dumps(row)}\n"
+
+
+def make_single_line(text: str) -> str:
+    """A text without line breaks, of any kind: one line per row."""
+    return " ".join(text.splitlines())
+
+
+def escape_formula_in_path(name: str) -> str:
+    """Write the name as ./=name, the same file, if a spreadsheet would take it for a formula; `-` is standard input."""
+    return f"./{name}" if name.startswith(FORMULA_STARTS) and name != "-" else name
+
+
+def round_probability(probability: float) -> float:
+    """Six digits, the precision of a float32."""
+    return float(f"{probability:.6g}")
+
+
+def is_utf8_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encode_utf8(text: str) -> bytes:
+    """Encode as UTF-8; a file name that is not valid UTF-8 keeps its bytes."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def escape_surrogates(name: str) -> str:
+    """Escape the bytes of a name that is not valid UTF-8, as Python does: strings in parquet are UTF-8."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def import_pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise missing_package_error("a parquet file", "pyarrow", "embed") from None
+    return pyarrow, pyarrow.parquet

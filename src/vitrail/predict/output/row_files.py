@@ -11,8 +11,14 @@ from typing import Any, BinaryIO, Literal
 
 from vitrail.base.text import format_csv_line
 from vitrail.predict.output.partial_folder import PartialFolder, WritingError
-from vitrail.predict.output.resumable_rows import CompletedItems, Record, ResumableRows, Row
-from vitrail.predict.output.row_formats import encode_utf8, format_json_line
+from vitrail.predict.output.resumable_rows import (
+    CompletedItems,
+    Record,
+    ResumableRows,
+    Row,
+    encode_utf8,
+    format_json_line,
+)
 
 RowFormat = Literal["table", "text", "json", "jsonl", "csv", "tsv", "parquet"]
 ROW_SUFFIXES = {"text": "txt"}  # where the suffix of a format is not its name

@@ -16,7 +16,7 @@ from vitrail.data.batch import Batch
 from vitrail.distributed import Ranks
 from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.layers.attention import causal_mask
-from vitrail.layers.mlp import Mlp
+from vitrail.layers.block import Mlp
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.init import init_layers
 from vitrail.recipes.recipe import Recipe
@@ -25,7 +25,7 @@ from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import AimSettings
 from vitrail.tasks.image_task import check_image_source
 from vitrail.tasks.metric import LOSS_METRIC
-from vitrail.tasks.pretraining.parts.patches import (
+from vitrail.tasks.pretraining.parts.masked_prediction import (
     compute_patch_statistics,
     draw_noise,
     join_patches,

@@ -26,8 +26,8 @@ from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import IgptSettings
 from vitrail.tasks.image_task import check_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.pretraining.parts.masked_prediction import draw_mask
 from vitrail.tasks.pretraining.parts.palette import compute_color_entropy, make_palette, sample_pixels
-from vitrail.tasks.pretraining.parts.patches import draw_mask
 from vitrail.tasks.pretraining.parts.pretraining_figures import plot_image_rows
 from vitrail.tasks.pretraining.pretraining import (
     KNN_METRIC,

@@ -31,7 +31,7 @@ from vitrail.recipes.task_settings import MaeSettings
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.image_task import check_patches_can_be_dropped
 from vitrail.tasks.metric import LOSS_METRIC
-from vitrail.tasks.pretraining.parts.patches import (
+from vitrail.tasks.pretraining.parts.masked_prediction import (
     compute_patch_statistics,
     draw_noise,
     join_patches,

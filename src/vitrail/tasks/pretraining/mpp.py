@@ -37,8 +37,6 @@ from vitrail.tasks.pretraining.parts.masked_prediction import (
     RELATIVE_LOSS_METRIC,
     MaskedPrediction,
     compute_mean_color_error,
-)
-from vitrail.tasks.pretraining.parts.patches import (
     draw_noise,
     join_patches,
     split_by_noise,

@@ -25,8 +25,9 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import SimMimSettings
 from vitrail.tasks.image_task import check_image_source
-from vitrail.tasks.pretraining.parts.masked_prediction import MaskedPrediction, compute_mean_color_error
-from vitrail.tasks.pretraining.parts.patches import (
+from vitrail.tasks.pretraining.parts.masked_prediction import (
+    MaskedPrediction,
+    compute_mean_color_error,
     draw_noise,
     join_patches,
     split_by_noise,

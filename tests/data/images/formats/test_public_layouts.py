@@ -13,7 +13,7 @@ from torchvision.datasets import DTD, STL10, SVHN, Flowers102, Food101, OxfordII
 from vitrail.base.errors import DataError
 from vitrail.data.images.class_names import match_data_classes_to_model
 from vitrail.data.images.datasets import DatasetSplits, open_data
-from vitrail.data.images.formats.flower_names import FLOWER_NAMES
+from vitrail.data.images.formats.listed_images import FLOWER_NAMES
 
 
 def write_images(root: Path, *names: str) -> None:
