@@ -11,8 +11,7 @@ from rich.progress import track
 from vitrail.inspection.summary import summarize
 from vitrail.models.base.contract import ImageModel, check_declarations
 from vitrail.models.base.family import Family
-from vitrail.models.catalog.families import load_built_in_families, natural_sort_key
-from vitrail.models.catalog.family_index import INDEX_FILE, describe_family
+from vitrail.models.catalog.families import INDEX_FILE, describe_family, load_built_in_families, natural_sort_key
 from vitrail.models.catalog.preset_costs import COSTS_FILE
 
 

@@ -37,9 +37,9 @@ from vitrail.recipes.task_settings import (
 )
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.esvit import match_patches
+from vitrail.tasks.pretraining.igpt import assign_points, make_palette
 from vitrail.tasks.pretraining.mpp import classify_colors, draw_corruption, fill_cells
 from vitrail.tasks.pretraining.parts.masked_prediction import draw_mask, join_patches, split_into_patches
-from vitrail.tasks.pretraining.parts.palette import assign_points, make_palette
 from vitrail.tasks.pretraining.parts.self_distillation import make_crops
 from vitrail.tasks.pretraining.simclr import SimClr
 from vitrail.tasks.pretraining.simmim import hide_squares

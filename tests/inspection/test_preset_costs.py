@@ -12,8 +12,7 @@ from preset_costs import (
 )
 
 import vitrail
-from vitrail.models.catalog.families import find_preset, load_built_in_families
-from vitrail.models.catalog.family_index import INDEX_FILE, describe_family
+from vitrail.models.catalog.families import INDEX_FILE, describe_family, find_preset, load_built_in_families
 from vitrail.models.catalog.preset_costs import COSTS_FILE
 
 STORED: dict[str, dict[str, Any]] = json.loads(COSTS_FILE.read_text("utf-8"))

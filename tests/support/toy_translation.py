@@ -12,8 +12,7 @@ from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.models.catalog.families import build_preset
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.task_settings import TranslationSettings
-from vitrail.tasks.text_source import TextSource
-from vitrail.tasks.translation import TranslationTask
+from vitrail.tasks.translation import TextSource, TranslationTask
 
 FIELDS = {"width": 16, "encoder_depth": 1, "decoder_depth": 1, "heads": 2, "mlp_width": 32}
 LSTM_FIELDS = {"width": 12, "hidden": 16}

@@ -27,8 +27,7 @@ from vitrail.opening import Opened
 from vitrail.recipes.recipe import LoopSettings, OptimizationSettings, Recipe
 from vitrail.recipes.schedule import Clock, lr_factor
 from vitrail.tasks.task import MeanMetrics, Task
-from vitrail.tasks.text_source import TextSource
-from vitrail.tasks.translation import TranslationTask, open_tokenizer
+from vitrail.tasks.translation import TextSource, TranslationTask, open_tokenizer
 from vitrail.train.fit import fit
 from vitrail.train.loop import FitResult
 from vitrail.train.plan import Plan

@@ -11,7 +11,7 @@ from vitrail.base.errors import ConfigError, DataError
 from vitrail.checkpoint.run_files import FinishedRun, find_finished_run
 from vitrail.models.catalog.families import find_preset
 from vitrail.tasks.metric import Metric
-from vitrail.train import log
+from vitrail.train import run_folder
 from vitrail.train.run_list import RecordedTask, make_run_table, read_run_summaries, read_run_summary
 
 PLAN: dict[str, Any] = {
@@ -205,7 +205,7 @@ def test_log_that_is_a_folder_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["", "{", '{"step": 1}'])
 def test_log_of_too_many_lines_is_damage_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     """An empty line costs as much time and memory as a short one, so lines are counted."""
-    monkeypatch.setattr(log, "MAX_LOG_CHARACTERS", 1000 * log.MIN_LINE_CHARACTERS)
+    monkeypatch.setattr(run_folder, "MAX_LOG_CHARACTERS", 1000 * run_folder.MIN_LINE_CHARACTERS)
     (make_run(tmp_path / "a") / "log.jsonl").write_text(1001 * f"{line}\n")
     make_run(tmp_path / "b")
     states = [run.state for run in read_run_summaries(tmp_path)]
@@ -213,7 +213,7 @@ def test_log_of_too_many_lines_is_damage_of_one_run(tmp_path: Path, monkeypatch:
 
 
 def test_log_of_damaged_lines_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "MAX_DAMAGED_LINES", 3)
+    monkeypatch.setattr(run_folder, "MAX_DAMAGED_LINES", 3)
     (make_run(tmp_path / "a") / "log.jsonl").write_text(4 * "{\n")
     assert read_run_summary(tmp_path / "a").state == "damaged: log.jsonl: it has more than 3 damaged lines"
 
@@ -221,7 +221,7 @@ def test_log_of_damaged_lines_is_read_up_to_a_limit(tmp_path: Path, monkeypatch:
 def test_damaged_and_empty_lines_are_not_kept(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one")
     (folder / "log.jsonl").write_text('\n{"step": 1}\n\n{\n{"step": 2}\n')
-    found = log.ParsedLog.read(folder / "log.jsonl")
+    found = run_folder.ParsedLog.read(folder / "log.jsonl")
     assert (len(found.lines), found.line_count, found.damaged_lines) == (2, 3, 1)
 
 

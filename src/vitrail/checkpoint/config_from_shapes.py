@@ -11,7 +11,7 @@ from vitrail.base.errors import CheckpointError
 from vitrail.checkpoint.family_recognition import get_field_defaults
 from vitrail.models.base.checkpoint_side import InferredConfig, TensorShapes, get_shape
 from vitrail.models.base.family import Family
-from vitrail.models.catalog.family_index import list_family_entries, list_published_heads
+from vitrail.models.catalog.families import list_family_entries, list_published_heads
 
 HEADS_BY_SHAPE = {  # (width, depth, MLP width): two SigLIP models and an old ViT-S
     (1152, 27, 4304): 16,

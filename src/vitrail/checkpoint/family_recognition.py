@@ -15,7 +15,7 @@ from vitrail.models.base.checkpoint_side import SourceNames
 from vitrail.models.base.family import Family
 from vitrail.models.catalog import families
 from vitrail.models.catalog.external_families import find_trusted_family
-from vitrail.models.catalog.family_index import SourceEntry, list_family_entries
+from vitrail.models.catalog.families import SourceEntry, list_family_entries
 
 FamilySource = tuple[Family, SourceNames]
 FoundSource = tuple[str, SourceEntry]  # the name of a family that is not imported yet

@@ -124,7 +124,7 @@ def export(
 
 def open_source(task: Any, data: Any, *_: Any, **__: Any) -> Any:
     raise ConfigError(
-        f"{type(task).__name__} trains on sentence pairs; expected a vitrail.tasks.text_source.TextSource, not {data!r}"
+        f"{type(task).__name__} trains on sentence pairs; expected a vitrail.tasks.translation.TextSource, not {data!r}"
     )
 
 

@@ -11,8 +11,7 @@ from vitrail.base.errors import CheckpointError, describe_error
 from vitrail.base.files import write_text
 from vitrail.checkpoint.run_files import LOG_FILE
 from vitrail.distributed import Ranks
-from vitrail.train.log import LogRecord
-from vitrail.train.run_folder import RunFolder, step_from_file_name
+from vitrail.train.run_folder import LogRecord, RunFolder, step_from_file_name
 from vitrail.train.trainer import Trainer
 from vitrail.train.training_state import DamagedCheckpointError, TrainingState, read_training_state
 

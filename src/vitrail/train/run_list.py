@@ -22,7 +22,7 @@ from vitrail.models import FAMILIES
 from vitrail.models.catalog.families import load_family
 from vitrail.tasks.collapse import COLLAPSED
 from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
-from vitrail.train.log import LogRecord, ParsedLog, is_step
+from vitrail.train.run_folder import LogRecord, ParsedLog, is_step
 
 MAX_CELL_LENGTH = 40  # characters
 MAIN_FIELDS = ("width", "depth", "heads", "patch_size", "image_size")  # of a config, named first

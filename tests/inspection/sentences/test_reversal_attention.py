@@ -13,8 +13,7 @@ from vitrail.inspection.sentences.known_attention import ReversalScore, count_an
 from vitrail.models.catalog.families import build_preset
 from vitrail.opening import Opened
 from vitrail.recipes.recipe import open_recipe
-from vitrail.tasks.text_source import TextSource
-from vitrail.tasks.translation import TranslationTask
+from vitrail.tasks.translation import TextSource, TranslationTask
 from vitrail.train.fit import fit
 
 

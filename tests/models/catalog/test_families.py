@@ -18,8 +18,7 @@ from vitrail.base.errors import ConfigError, VitrailError
 from vitrail.checkpoint.layouts import PARTS_OF_NAMES
 from vitrail.models.base.family import Family
 from vitrail.models.catalog.external_families import MOVED_MODULES
-from vitrail.models.catalog.families import find_preset, load_built_in_families, load_family
-from vitrail.models.catalog.family_index import list_family_entries
+from vitrail.models.catalog.families import find_preset, list_family_entries, load_built_in_families, load_family
 from vitrail.models.vit import ViT, ViTConfig
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_family.py"

@@ -23,9 +23,8 @@ from vitrail.distributed import Ranks
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import DinoSettings
 from vitrail.tasks.pretraining.dino import Dino
-from vitrail.tasks.pretraining.parts.momentum_teacher import Center, MomentumTeacher
 from vitrail.tasks.pretraining.parts.projection_heads import PrototypeHead
-from vitrail.tasks.pretraining.parts.self_distillation import cross_entropy_between_crops
+from vitrail.tasks.pretraining.parts.self_distillation import Center, MomentumTeacher, cross_entropy_between_crops
 from vitrail.train.fit import fit
 
 START = Clock(step=0, steps=9, steps_per_epoch=3)

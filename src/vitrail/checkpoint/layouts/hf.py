@@ -27,7 +27,7 @@ from vitrail.checkpoint.weight_folders import CONFIG_FILE, PREPROCESSOR_FILE, WE
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checkpoint_side import SourceNames
 from vitrail.models.base.checks import pair
-from vitrail.models.catalog.family_index import SourceEntry
+from vitrail.models.catalog.families import SourceEntry
 
 NAME = "hf"
 # `details` of a source: `model_type`, whose name is a prefix of most tensors; `norm_eps`, `preprocessing`, `policy` and

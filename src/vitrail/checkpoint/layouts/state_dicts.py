@@ -26,7 +26,7 @@ from vitrail.checkpoint.name_table import add_name_prefix
 from vitrail.checkpoint.weight_files import RawContents
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.models.base.checkpoint_side import SourceNames
-from vitrail.models.catalog.family_index import list_published_heads
+from vitrail.models.catalog.families import list_published_heads
 
 # `details` of a source: `fields`, the config fields of all its models; `ignored`, a pattern of tensors that are not
 # used; `prefix` before all names; `wrapper`, the key of the tensors in a file; `buffers`, which makes tensors that

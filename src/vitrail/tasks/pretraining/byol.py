@@ -17,8 +17,8 @@ from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import ByolSettings
 from vitrail.tasks.metric import Metric
-from vitrail.tasks.pretraining.parts.momentum_teacher import MomentumTeacher
 from vitrail.tasks.pretraining.parts.projection_heads import make_regression_projector
+from vitrail.tasks.pretraining.parts.self_distillation import MomentumTeacher
 from vitrail.tasks.pretraining.parts.views import TwoViewTask, make_view_augmentation
 from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings

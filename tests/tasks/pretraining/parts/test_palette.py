@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitrail.base.errors import ConfigError
-from vitrail.tasks.pretraining.parts.palette import (
+from vitrail.tasks.pretraining.igpt import (
     assign_points,
     choose_spread_points,
     compute_color_entropy,
