@@ -17,11 +17,10 @@ from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.metrics import Evaluation
 from vitrail.models.base.contract import ImageModel
 from vitrail.recipes.recipe import LoopSettings, Recipe
-from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.tasks.image_task import ImageTask, build_image_task, check_image_source
 from vitrail.tasks.metric import CLASSIFICATION_METRICS
-from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup
+from vitrail.tasks.task import Source, TaskKind
 
 BATCH_MIXING_KEY = 2**31 - 1  # in place of an image index in the random key for mixing a batch
 
@@ -140,8 +139,8 @@ def check_even_batches_for_mixing(recipe: Recipe, ranks: Ranks) -> None:
         )
 
 
-def build_classification(request: Request, context: BuildContext) -> TaskSetup:
-    return build_image_task(request, context, Classification)
-
-
-TASK = TaskKind(name="classification", settings=None, build=build_classification)
+TASK = TaskKind(
+    name="classification",
+    settings=None,
+    build=lambda request, context: build_image_task(request, context, Classification),
+)

@@ -20,7 +20,6 @@ from vitrail.layers.block import Mlp
 from vitrail.models.base.contract import ImageModel
 from vitrail.models.base.init import init_layers
 from vitrail.recipes.recipe import Recipe
-from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import AimSettings
 from vitrail.tasks.image_task import check_image_source
@@ -38,10 +37,10 @@ from vitrail.tasks.pretraining.pretraining import (
     RANK_METRIC,
     SPREAD_METRIC,
     Pretraining,
-    build_pretraining,
+    make_pretraining_kind,
     make_relative_loss_metric,
 )
-from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.task import Source
 
 RELATIVE_LOSS_METRIC = make_relative_loss_metric("the mean patch")
 
@@ -184,9 +183,4 @@ def share_predicted_patches(prefixes: Tensor, patches: int) -> Tensor:
     return predicted / predicted.sum(1, keepdim=True)
 
 
-def build_aim(request: Request, context: BuildContext) -> TaskSetup:
-    settings = parse_task_settings(TASK, request.recipe)
-    return build_pretraining(request, context, lambda model: AutoregressiveImageModel(model, settings))
-
-
-TASK = TaskKind(name="aim", settings=AimSettings, build=build_aim, needs_classes=False)
+TASK = make_pretraining_kind("aim", AimSettings, AutoregressiveImageModel)

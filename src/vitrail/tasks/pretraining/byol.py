@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.data.images.augment.views import View
 from vitrail.recipes.recipe import Recipe
-from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import ByolSettings
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.pretraining.parts.projection_heads import make_regression_projector
 from vitrail.tasks.pretraining.parts.self_distillation import MomentumTeacher
 from vitrail.tasks.pretraining.parts.views import TwoViewTask, make_view_augmentation
-from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining
-from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.pretraining.pretraining import Pretraining, make_pretraining_kind
+from vitrail.tasks.task import Source
 
 JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue
 BLUR_RATES = (1.0, 0.1)  # of the first and the second view
@@ -92,9 +91,4 @@ def compare_with_targets(predictions: list[Tensor], targets: list[Tensor]) -> tu
     return (2 - 2 * cosines).sum(), cosines.detach().mean()
 
 
-def build_byol(request: Request, context: BuildContext) -> TaskSetup:
-    settings = parse_task_settings(TASK, request.recipe)
-    return build_pretraining(request, context, lambda model: Byol(model, settings))
-
-
-TASK = TaskKind(name="byol", settings=ByolSettings, build=build_byol, needs_classes=False)
+TASK = make_pretraining_kind("byol", ByolSettings, Byol)

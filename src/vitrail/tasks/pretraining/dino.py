@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from vitrail.data.batch import Batch
-from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import DinoSettings
 from vitrail.tasks.pretraining.parts.self_distillation import (
@@ -14,8 +13,7 @@ from vitrail.tasks.pretraining.parts.self_distillation import (
     SelfDistillation,
     cross_entropy_between_crops,
 )
-from vitrail.tasks.pretraining.pretraining import build_pretraining
-from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.pretraining.pretraining import make_pretraining_kind
 
 
 class Dino(SelfDistillation):
@@ -33,9 +31,4 @@ class Dino(SelfDistillation):
         return loss, self.measure_step(features[:of_teacher], targets, loss, entropy)
 
 
-def build_dino(request: Request, context: BuildContext) -> TaskSetup:
-    settings = parse_task_settings(TASK, request.recipe)
-    return build_pretraining(request, context, lambda model: Dino(model, settings))
-
-
-TASK = TaskKind(name="dino", settings=DinoSettings, build=build_dino, needs_classes=False)
+TASK = make_pretraining_kind("dino", DinoSettings, Dino)

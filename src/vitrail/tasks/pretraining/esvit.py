@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.batch import Batch
-from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import EsvitSettings
 from vitrail.tasks.collapse import CollapseSign
@@ -24,8 +23,7 @@ from vitrail.tasks.pretraining.parts.self_distillation import (
     SelfDistillation,
     cross_entropy_between_crops,
 )
-from vitrail.tasks.pretraining.pretraining import build_pretraining
-from vitrail.tasks.task import BuildContext, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.pretraining.pretraining import make_pretraining_kind
 
 
 class Esvit(SelfDistillation):
@@ -102,9 +100,4 @@ def gather_patches(values: Tensor, indices: Tensor) -> Tensor:
     return values.gather(1, indices[..., None].expand(-1, -1, values.shape[-1]))
 
 
-def build_esvit(request: Request, context: BuildContext) -> TaskSetup:
-    settings = parse_task_settings(TASK, request.recipe)
-    return build_pretraining(request, context, lambda model: Esvit(model, settings))
-
-
-TASK = TaskKind(name="esvit", settings=EsvitSettings, build=build_esvit, needs_classes=False)
+TASK = make_pretraining_kind("esvit", EsvitSettings, Esvit)

@@ -41,17 +41,17 @@ from vitrail.tasks.pretraining.pretraining import (
 from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
 
 Points = NDArray[np.float64]
-MAX_IMAGES, MAX_PIXELS = 4096, 2**17  # of which the palette is made
+PALETTE_IMAGES, PALETTE_PIXELS = 4096, 2**17  # of which it is made, at most
 MAX_ITERATIONS, TOLERANCE = 50, 1e-4  # the tolerance is relative to the inertia
 
 
 def sample_pixels(source: ImageSource, seed: int) -> Points:
     """The colors of random pixels of evenly spaced training images, without augmentation: (M, C)."""
     random, rows = np.random.default_rng(seed), list[Points]()
-    count = min(MAX_IMAGES, source.example_count)
+    count = min(PALETTE_IMAGES, source.example_count)
     for images in source.load_evenly_spaced_images(count):
         pixels = images.double().flatten(2).transpose(1, 2).numpy()  # (B, n, C)
-        most = max(MAX_PIXELS // count, 1)
+        most = max(PALETTE_PIXELS // count, 1)
         for each in pixels:
             rows.append(each if len(each) <= most else each[random.choice(len(each), most, replace=False)])
     return np.concatenate(rows)

@@ -27,7 +27,6 @@ from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.layers.positions import Grid
 from vitrail.models.base.checks import pair
 from vitrail.recipes.recipe import Recipe
-from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import MppSettings
 from vitrail.tasks.image_task import check_image_source
@@ -44,8 +43,8 @@ from vitrail.tasks.pretraining.parts.masked_prediction import (
     take_patches,
 )
 from vitrail.tasks.pretraining.parts.pretraining_figures import plot_image_rows
-from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, build_pretraining
-from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.pretraining.pretraining import KNN_METRIC, RANK_METRIC, SPREAD_METRIC, make_pretraining_kind
+from vitrail.tasks.task import Source
 
 BINS = 8  # 3 bits per channel
 SMALL_SIDE = 4  # cells per side of a downsized patch
@@ -248,9 +247,4 @@ def fill_cells(classes: Tensor, channels: int, patch: Grid, cells: int) -> Tenso
     return filled.movedim(1, -1).flatten(1).unflatten(0, classes.shape[:2])
 
 
-def build_mpp(request: Request, context: BuildContext) -> TaskSetup:
-    settings = parse_task_settings(TASK, request.recipe)
-    return build_pretraining(request, context, lambda model: Mpp(model, settings))
-
-
-TASK = TaskKind(name="mpp", settings=MppSettings, build=build_mpp, needs_classes=False)
+TASK = make_pretraining_kind("mpp", MppSettings, Mpp)

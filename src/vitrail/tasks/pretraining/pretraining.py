@@ -31,7 +31,7 @@ from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import ImageTask, build_image_task, check_image_source
 from vitrail.tasks.metric import LOSS_METRIC, Metric
-from vitrail.tasks.task import BuildContext, MeanMetrics, Source, Task, TaskSetup
+from vitrail.tasks.task import BuildContext, MeanMetrics, Source, Task, TaskKind, TaskSetup, parse_task_settings
 
 KNN_METRIC = Metric(name="knn", label="k-NN", is_share=True, quantity="accuracy")
 SPREAD_METRIC = Metric(name="spread", label="spread of the features")
@@ -197,6 +197,17 @@ def build_pretraining(request: Request, context: BuildContext, make_task: Callab
         return task
 
     return build_image_task(request, context, make_task_with_parts)
+
+
+def make_pretraining_kind(name: str, settings: type[Any], task: Callable[[Any, Any], Pretraining]) -> TaskKind:
+    """The kind of a task without labels that is made of a model and its settings."""
+
+    def build(request: Request, context: BuildContext) -> TaskSetup:
+        given = parse_task_settings(kind, request.recipe)
+        return build_pretraining(request, context, lambda model: task(model, given))
+
+    kind = TaskKind(name=name, settings=settings, build=build, needs_classes=False)
+    return kind
 
 
 def read_part_tensors(init: str) -> dict[str, Tensor]:

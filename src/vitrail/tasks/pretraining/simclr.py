@@ -15,15 +15,14 @@ from torch import Tensor
 from vitrail.data.batch import Batch
 from vitrail.data.images.augment.views import View
 from vitrail.distributed import Ranks
-from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import SimClrSettings
 from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.metric import Metric
 from vitrail.tasks.pretraining.parts.projection_heads import make_contrastive_projector
 from vitrail.tasks.pretraining.parts.views import TwoViewTask, make_view_augmentation
-from vitrail.tasks.pretraining.pretraining import Pretraining, build_pretraining, make_relative_loss_metric
-from vitrail.tasks.task import BuildContext, MeanMetrics, Source, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.pretraining.pretraining import Pretraining, make_pretraining_kind, make_relative_loss_metric
+from vitrail.tasks.task import MeanMetrics, Source
 
 JITTER = (0.8, 0.8, 0.8, 0.2)  # of brightness, contrast, saturation and hue
 MAX_RELATIVE_LOSS = 0.999
@@ -113,9 +112,4 @@ def contrast(projections: Tensor, temperature: float, ranks: Ranks) -> tuple[Ten
     return loss, {"positive_first": found, "relative_loss": loss.detach() / log(max(len(every) - 1, 2))}
 
 
-def build_simclr(request: Request, context: BuildContext) -> TaskSetup:
-    settings = parse_task_settings(TASK, request.recipe)
-    return build_pretraining(request, context, lambda model: SimClr(model, settings))
-
-
-TASK = TaskKind(name="simclr", settings=SimClrSettings, build=build_simclr, needs_classes=False)
+TASK = make_pretraining_kind("simclr", SimClrSettings, SimClr)

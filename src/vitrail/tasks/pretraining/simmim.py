@@ -21,7 +21,6 @@ from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.layers.positions import Grid
 from vitrail.models.base.checks import pair
 from vitrail.recipes.recipe import Recipe
-from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import SimMimSettings
 from vitrail.tasks.image_task import check_image_source
@@ -39,8 +38,8 @@ from vitrail.tasks.pretraining.parts.pretraining_figures import (
     make_reconstruction,
     make_reconstruction_figure,
 )
-from vitrail.tasks.pretraining.pretraining import build_pretraining
-from vitrail.tasks.task import BuildContext, Source, TaskKind, TaskSetup, parse_task_settings
+from vitrail.tasks.pretraining.pretraining import make_pretraining_kind
+from vitrail.tasks.task import Source
 
 MASK_TOKEN_NAMES = ("encoder.mask_token", "vit.embeddings.mask_token")  # the authors', transformers'
 
@@ -165,9 +164,4 @@ def hide_squares(keys: NDArray[np.uint64], size: Grid, patch: Grid, settings: Si
     return inside[chosen].flatten(1)
 
 
-def build_simmim(request: Request, context: BuildContext) -> TaskSetup:
-    settings = parse_task_settings(TASK, request.recipe)
-    return build_pretraining(request, context, lambda model: SimMim(model, settings))
-
-
-TASK = TaskKind(name="simmim", settings=SimMimSettings, build=build_simmim, needs_classes=False)
+TASK = make_pretraining_kind("simmim", SimMimSettings, SimMim)
