@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import inspect
 import json
 import re
 import subprocess
@@ -341,6 +342,27 @@ def test_every_public_name_resolves() -> None:
         assert name in dir(vitrail)
     with pytest.raises(AttributeError, match="has no attribute 'creat'"):
         _ = getattr(vitrail, "creat")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        ("device", "str | torch.device | None"),
+        ("progress", "bool | collections.abc.Callable[[int], object] | None"),
+    ],
+)
+def test_public_functions_take_the_same_devices_and_progress(parameter: str, expected: str) -> None:
+    """All but `fit`, which has callbacks, and steps that are called within one."""
+    found = dict[str, str]()
+    for name in set(vitrail.__all__) - {"fit"}:
+        public = getattr(vitrail, name)
+        members = {f".{key}": each for key, each in vars(public).items()} if inspect.isclass(public) else {"": public}
+        for member, function in members.items():
+            given = inspect.signature(function).parameters if inspect.isfunction(function) else {}
+            if parameter in given and "chunk" not in member and "iterate" not in member:
+                found[name + member] = str(given[parameter].annotation)
+    assert len(found) >= 8
+    assert {name: each for name, each in found.items() if each != expected} == {}
 
 
 def test_tests_mirror_the_tree() -> None:

@@ -39,6 +39,11 @@ def test_the_repr_says_what_it_is_without_the_weights(exported: ExportFinder) ->
     assert "5 classes: ants, bees, cats and 2 more" in repr(open_model(exported("onnx"), threads=1))
 
 
+def test_the_device_may_be_chosen_by_what_the_machine_has() -> None:
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    assert next(open_model("vit_fashion", device="auto").module.parameters()).device.type == place
+
+
 def test_a_module_stays_on_its_device_by_default() -> None:
     with torch.device("meta"):
         model = toy()

@@ -225,8 +225,9 @@ class SumOverRanks(torch.autograd.Function):
         return SumOverRanks.forward(None, gradient)
 
 
-def resolve_device(name: str, ranks: Ranks) -> torch.device:
+def resolve_device(device: str | torch.device, ranks: Ranks) -> torch.device:
     """The device of this process; `auto` is its GPU if there is one, otherwise the CPU."""
+    name = str(device)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

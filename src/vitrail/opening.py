@@ -143,13 +143,13 @@ def open_model(
 ) -> Opened:
     """Open a model of any kind by name or path, or wrap a module with a config that reads images.
 
-    The kind is image, text (a run of translation) or caption; with `kind`, a model of another one is an error.
-    For another `image_size`, the positions are resampled as in `vitrail.load`. `preprocessing` replaces the model's own
-    but its image size, or some of its fields; a model without any gets the usual values of its layout, or mean and std
-    0.5, with a warning. `labels` are class names, or "imagenet" for those of ImageNet-1k. `device` is the CPU by
-    default; a module stays where it is. `threads` is for exported models, by default one per core. `fields` are config
-    fields that a checkpoint does not specify, such as heads. `trust_code` names the file of a checkpoint's own family:
-    "resmlp.py:resmlp_tiny"; no other code is imported.
+    The kind is image, text (a run of translation) or caption; with `kind`, a model of another one is an error. For
+    another `image_size`, the positions are resampled as in `vitrail.load`. `preprocessing` replaces the model's own
+    but its image size, or some of its fields; a model without any gets the usual values of its layout, or mean and
+    std 0.5, with a warning. `labels` are class names, or "imagenet" for those of ImageNet-1k. By default, `device`
+    is the CPU, and a module stays where it is; "auto" is a GPU if there is one. `threads` is for exported models,
+    by default one per core. `fields` are config fields that a checkpoint does not specify, such as heads.
+    `trust_code` names the file of a checkpoint's own family: "resmlp.py:resmlp_tiny"; no other code is imported.
 
     >>> opened = vitrail.open_model("vit_fashion")
     >>> opened.labels[0], opened.preprocessing.image_size
@@ -559,7 +559,9 @@ def move_to_device_for_eval(module: Any, device: "str | torch.device | None") ->
         return module.eval()
     import torch
 
+    from vitrail.distributed import Ranks, resolve_device
+
     try:
-        return module.to(torch.device(device)).eval()
+        return module.to(resolve_device(device, Ranks()) if device == "auto" else torch.device(device)).eval()
     except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError if torch was built without CUDA
         raise unusable_device_error(str(device), error) from None

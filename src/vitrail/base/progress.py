@@ -15,6 +15,7 @@ MIN_SECONDS = 0.5  # before a bar appears
 ANNOUNCE_SECONDS = 5.0  # before a line says what is done, where nobody sees a bar
 REFRESH_SECONDS = 0.25  # between two updates of a notebook
 Advance = Callable[[int], object]  # called with the number of items that are done
+Progress = bool | Advance | None  # an argument: a function, or whether there is a bar; None: if someone sees it
 
 
 def in_notebook() -> bool:
@@ -29,10 +30,7 @@ def is_watched() -> bool:
     return in_notebook() or bool(sys.stderr and sys.stderr.isatty())
 
 
-def track_progress(
-    progress: bool | Advance | None, total: int | None, title: str = ""
-) -> AbstractContextManager[Advance]:
-    """The argument `progress` of a function: a function, or True, False or None for a bar."""
+def track_progress(progress: Progress, total: int | None, title: str = "") -> AbstractContextManager[Advance]:
     return nullcontext(progress) if callable(progress) else progress_bar(total, title, show=progress)
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, unusable_device_error
 from vitrail.base.kinds import check_kind
-from vitrail.base.progress import track_progress
+from vitrail.base.progress import Progress, track_progress
 from vitrail.data.batch import Batch, wrap_dead_worker_errors
 from vitrail.data.images.augment.augmentations import normalize
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, TorchDatasetAdapter
 from vitrail.data.images.loader import deferred_evaluation_batches, evaluation_batches
 from vitrail.data.images.preprocessing import Preprocessing
-from vitrail.distributed import Ranks
+from vitrail.distributed import Ranks, resolve_device
 from vitrail.evaluation.metrics import Evaluation, MetricAccumulator
 from vitrail.evaluation.wrong_predictions import list_wrong_predictions
 from vitrail.models.base.checks import ImageConfig, check_count, find_image_config
@@ -36,11 +36,11 @@ def evaluate(
     *,
     batch: int = TORCH_BATCH,
     workers: int = 0,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     mapping: Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
     strict: bool = False,
-    progress: bool | Callable[[int], object] | None = None,
+    progress: Progress = None,
     ranks: Ranks | None = None,
     classes: int | None = None,
     on_logits: Callable[[Tensor, Tensor], object] | None = None,
@@ -55,7 +55,7 @@ def evaluate(
     progress bar is shown in a notebook and on a terminal; a function is called after each batch with its number of
     images. `on_logits` is called with the indices and logits of each batch. With several processes, each evaluates a
     share; all return the same result. `engine` computes the logits in place of torch: that of a `vitrail.Predictor` of
-    this model.
+    this model. By default the model stays on its `device`; "auto" is a GPU if there is one.
 
     >>> loaded, data = vitrail.open_model("vit_fashion"), vitrail.open_data("fashion")
     >>> found = vitrail.evaluate(loaded, data.val)
@@ -81,14 +81,14 @@ def evaluate(
         torch.inference_mode(),
         track_progress(progress, len(dataset), "evaluating") as advance,
     ):
-        number = next(model.parameters()).dtype
+        place, number = next(model.parameters()).device, next(model.parameters()).dtype
 
         def compute_logits(each: Batch) -> Tensor | None:
             if not each.size:
                 return None
             if engine is not None:
                 return run_engine(engine, each)
-            return model(normalize(each["images"].to(device), preprocessing).to(number))
+            return model(normalize(each["images"].to(place), preprocessing).to(number))
 
         for each, logits in compute_batches(
             compute_logits,
@@ -113,7 +113,7 @@ def evaluate(
     wrong = tally.wrong
     if ranks.world_size > 1:
         share, tally = tally.get_sums(), MetricAccumulator(tally.classes)
-        tally.add_sums(ranks.all_reduce_sum(share.to(device)))
+        tally.add_sums(ranks.all_reduce_sum(share.to(place)))
         wrong = [rows for each in ranks.all_gather_objects(wrong) for rows in each]
     names = labels or name_model_classes(dataset.classes, mapping, tally.classes)
     return tally.compute_evaluation(
@@ -159,7 +159,7 @@ def get_config(model: Any) -> ImageConfig:
 def temporary_eval_mode(model: nn.Module, device: str | torch.device | None = None) -> Generator[None]:
     """Put the model into eval mode, on the device if one is given; afterwards restore the mode of each module."""
     try:
-        model.to(device)
+        model.to(resolve_device(device, Ranks()) if device == "auto" else device)
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         raise unusable_device_error(str(device), error) from None
     modes = [(module, module.training) for module in model.modules()]

@@ -3,7 +3,7 @@
 B images, L layers, S = L + 1 states of the tokens, H heads, N tokens, D width, K shares of removed patches.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, VitrailError, unknown_name_error
 from vitrail.base.figures import CaptionedFigure
+from vitrail.base.progress import Progress, track_progress
 from vitrail.data.images.preprocessing import Preprocessing
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
 from vitrail.inspection.attention.attention_distance import (
@@ -85,7 +86,7 @@ def look(
     *,
     batch: int = 4,
     options: ExplainOptions | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress = None,
 ) -> ModelFigures:
     """Draw filters and positions and, over the images, attention distance, tokens, CKA, occlusion and patch features.
 
@@ -103,16 +104,16 @@ def look(
     options = explainer.resolve_options(options or ExplainOptions(method=explainer.default_method))
     figures, notes = draw_weight_figures(explainer.model)
     statistics, skipped, pending = ActivationStatistics(), list[str](), list[Tensor]()
-    for image in images:
-        try:
-            pending.append(explainer.loaded.make_batch([image]))
-        except DataError as error:
-            skipped.append(str(error))
-        if len(pending) == batch:
-            statistics.add_batch(explainer, torch.cat(pending), options)
-            pending.clear()
-        if progress is not None:
-            progress(1)
+    with track_progress(progress, len(images) if isinstance(images, Sized) else None, "images") as advance:
+        for image in images:
+            try:
+                pending.append(explainer.loaded.make_batch([image]))
+            except DataError as error:
+                skipped.append(str(error))
+            if len(pending) == batch:
+                statistics.add_batch(explainer, torch.cat(pending), options)
+                pending.clear()
+            advance(1)
     if pending:
         statistics.add_batch(explainer, torch.cat(pending), options)
     if skipped and not statistics.images:

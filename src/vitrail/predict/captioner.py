@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.base.errors import ConfigError, DataError
-from vitrail.base.progress import progress_bar
+from vitrail.base.progress import Progress, track_progress
 from vitrail.data.images.image_items import ImageItem
 from vitrail.data.text.tokenizer import TextTokenizer
 from vitrail.distributed import Ranks, resolve_device
@@ -79,12 +79,12 @@ class Captioner:
         self,
         model: str | Path | Opened,
         *,
-        device: str = "auto",
+        device: str | torch.device | None = "auto",
         batch: int = 16,
         trust_code: str | Sequence[str] = (),
     ) -> None:
         check_count("batch", batch)
-        place = resolve_device(device, Ranks())
+        place = None if device is None else resolve_device(device, Ranks())
         self.loaded, self.batch = open_model(model, kind="caption", device=place, trust_code=trust_code), batch
         self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
 
@@ -105,7 +105,7 @@ class Captioner:
         images: Iterable[Any],
         search: SearchSettings | None = None,
         *,
-        progress: bool | None = None,
+        progress: Progress = None,
         **changes: Any,
     ) -> Iterator[Caption]:
         """One caption per image, in order, a batch at a time; an unreadable image is a DataError.
@@ -117,7 +117,7 @@ class Captioner:
             raise ConfigError(f"images is one {type(images).__name__}; expected several in a list")
         items = (ImageItem(each, str(each) if isinstance(each, str | Path) else "") for each in images)
         total = len(images) if isinstance(images, Sized) else None
-        with progress_bar(total, "images", show=progress) as advance:
+        with track_progress(progress, total, "images") as advance:
             for found in self.iterate(items, change_search(search, changes)):
                 if isinstance(found, DataError):
                     raise found

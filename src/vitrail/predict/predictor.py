@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vitrail.base.errors import ConfigError, VitrailError, unknown_name_error
 from vitrail.base.machine import count_cores
-from vitrail.base.progress import progress_bar
+from vitrail.base.progress import Progress, track_progress
 from vitrail.data.images.decoding.image_formats import DEFAULT_LIMITS, ImageLimits
 from vitrail.data.images.decoding.model_input import decode_for_model
 from vitrail.data.images.decoding.rgb_image import TensorLike
@@ -121,7 +121,7 @@ class Predictor:
         return self.prediction_from_logits(self.engine.run(np.stack([self.prepare_image(image)]))[0], top)
 
     def predict_all(
-        self, images: Iterable[Any], batch: int = DEFAULT_BATCH, top: int = 5, *, progress: bool | None = None
+        self, images: Iterable[Any], batch: int = DEFAULT_BATCH, top: int = 5, *, progress: Progress = None
     ) -> Iterator[Prediction]:
         """One prediction per image, in order, a few batches ahead; an unreadable image is a DataError.
 
@@ -157,7 +157,7 @@ class Predictor:
         kind: FeatureKind | None = None,
         batch: int = DEFAULT_BATCH,
         *,
-        progress: bool | None = None,
+        progress: Progress = None,
     ) -> NDArray[np.float32]:
         """The features of all images as one array: (images, D), or (images, N, D) for tokens.
 
@@ -252,7 +252,7 @@ def unflatten_maps_by_level(
 
 
 def iterate_values(
-    engine: Engine, prepare: PrepareImage, images: Iterable[Any], batch: int, progress: bool | None
+    engine: Engine, prepare: PrepareImage, images: Iterable[Any], batch: int, progress: Progress
 ) -> Iterator[NDArray[np.float32]]:
     """The engine's output for each image; the arguments are checked at once."""
     check_count("batch", batch)
@@ -264,7 +264,7 @@ def iterate_values(
     total = len(images) if isinstance(images, Sized) else None
 
     def iterate() -> Iterator[NDArray[np.float32]]:
-        with progress_bar(total, "images", show=progress) as advance:
+        with track_progress(progress, total, "images") as advance:
             for row in run_pipeline(engine, items, prepare, batch):
                 if row.values is None:
                     raise row.error or ConfigError("an image has neither values nor an error")

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail.base.errors import ConfigError, DataError
-from vitrail.base.progress import progress_bar
+from vitrail.base.progress import Progress, track_progress
 from vitrail.base.text import format_count
 from vitrail.distributed import Ranks, resolve_device
 from vitrail.models.base.checks import check_count
@@ -53,12 +55,12 @@ class Translator:
         self,
         model: str | Path | Opened,
         *,
-        device: str = "auto",
+        device: str | torch.device | None = "auto",
         batch: int = 64,
         trust_code: str | Sequence[str] = (),
     ) -> None:
         check_count("batch", batch)
-        place = resolve_device(device, Ranks())
+        place = None if device is None else resolve_device(device, Ranks())
         self.loaded, self.batch = open_model(model, kind="text", device=place, trust_code=trust_code), batch
         self.model, self.tokenizer = self.loaded.model, self.loaded.tokenizer
 
@@ -72,7 +74,7 @@ class Translator:
         text: str | Sequence[str],
         search: SearchSettings | None = None,
         *,
-        progress: bool | None = None,
+        progress: Progress = None,
         **changes: Any,
     ) -> Any:
         """The Translation of a sentence, or a list of them for a list of sentences, in the same order.
@@ -83,7 +85,7 @@ class Translator:
         search = change_search(search, changes)
         texts = [text] if isinstance(text, str) else check_sentences(text)
         found = list[Translation]()
-        with progress_bar(0 if isinstance(text, str) else len(texts), "sentences", show=progress) as advance:
+        with track_progress(progress, 0 if isinstance(text, str) else len(texts), "sentences") as advance:
             for each in self.iterate(texts, search, progress=advance):
                 if isinstance(each, DataError):
                     raise each

@@ -84,7 +84,7 @@ def build_representation_sections(
         sections.append(PageSection(title="Attention per head", text=text, figures=maps))
     try:
         count = min(MAX_NEIGHBORS, len(bank) - 1)
-        found = find_neighbors(explainer.loaded, images, list(bank), k=count) if count > 0 else None
+        found = find_neighbors(explainer.loaded, images, list(bank), k=count, progress=False) if count > 0 else None
     except VitrailError as error:
         notes.append(f"nearest neighbors: {error}")
     else:
@@ -140,7 +140,7 @@ def build_model_report(
             skipped.append(str(error))
         if progress is not None:
             progress(1)
-    model_figures = look(explainer, (each.source for each in images), batch=batch, progress=progress)
+    model_figures = look(explainer, (each.source for each in images), batch=batch, progress=progress or False)
     summary = summarize(explainer.model)
     sections = [] if evaluated is None else build_result_sections(evaluated)
     notes = [*notes]

@@ -3,7 +3,7 @@
 B batch, V voters, L layers, P images, N tokens, D width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -18,6 +18,7 @@ from torch import Tensor
 from vitrail.base.errors import ConfigError, DataError, VitrailError, describe_error
 from vitrail.base.figures import measure_text, new_figure, save_figure, style_axes, wrap_label
 from vitrail.base.files import write_json
+from vitrail.base.progress import Advance, Progress, track_progress
 from vitrail.base.style import NOTE_POINTS, PALETTE, SHARE_MAP
 from vitrail.base.table import TEXT_WIDTH, Column, Shown, Table
 from vitrail.base.text import make_printable
@@ -244,9 +245,9 @@ def compare(
     *,
     batch: int | None = None,
     workers: int = 0,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     strict: bool = False,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress = None,
     options: EngineOptions | None = None,
 ) -> Comparison:
     """Share of the images that each pair of voters classifies differently, and the accuracy of each voter.
@@ -255,8 +256,9 @@ def compare(
     name as for `open_model`, or a vitrail.Teacher. Each uses its own preprocessing and predicts among the data's
     classes, matched by name. `data` defaults to that of the first run; its validation part is used: for a run's own
     data the images that the run held out, otherwise all. Unreadable images are excluded for all models and listed, or
-    an error if `strict`. `progress` is called after each batch with its number of images. With `options`, each model
-    that has one head runs on the fastest engine that they allow.
+    an error if `strict`. By default a progress bar is shown in a notebook and on a terminal; a function is called after
+    each batch with its number of images. With `options`, each model with one head runs on the fastest engine that they
+    allow.
 
     >>> comparison = vitrail.compare(["vit_fashion"], "fashion")  # print it for the table
     >>> comparison.images
@@ -276,9 +278,10 @@ def compare(
     compared = [match_model_to_data_classes(each, name, splits) for each, name in zip(opened, names, strict=True)]
     images = get_validation_images(splits)
     if options is not None:
-        options = replace(options, batch=options.batch or batch, device=str(device))
+        options = replace(options, batch=options.batch or batch, device=str(device or "cpu"))
         compared = [choose_engine(each, model, images, options) for each, model in zip(compared, opened, strict=True)]
-    predictions = [predict_classes(each, images, batch, workers, device, strict, progress) for each in compared]
+    with track_progress(progress, len(compared) * len(images), "comparing") as advance:
+        predictions = [predict_classes(each, images, batch, workers, device, strict, advance) for each in compared]
 
     unreadable = dict[int, str]()
     for each in predictions:
@@ -391,9 +394,9 @@ def predict_classes(
     dataset: ImageDataset,
     batch: int | None,
     workers: int,
-    device: str | torch.device,
+    device: str | torch.device | None,
     strict: bool,
-    progress: Callable[[int], object] | None,
+    progress: Advance,
 ) -> PredictedClasses:
     """Predict the class of every image in one pass; only classes are stored, not logits."""
     model, count = compared.model, len(dataset)
@@ -407,14 +410,15 @@ def predict_classes(
     chosen = compared.engine
     batch = chosen.batch if chosen is not None else batch or TORCH_BATCH
     with temporary_eval_mode(model, device), torch.inference_mode(), token_capture as captured:
-        dtype = next(model.parameters(), torch.empty(0)).dtype
+        first_tensor = next(model.parameters(), torch.empty(0))
+        dtype, place = first_tensor.dtype, first_tensor.device
 
         def compute_logits(each: Batch) -> Tensor | None:  # (heads, B, classes)
             if not each.size:
                 return None
             if chosen is not None:
                 return run_engine(chosen.predictor.engine, each)[None]
-            images = normalize(each["images"].to(device), compared.preprocessing).to(dtype)
+            images = normalize(each["images"].to(place), compared.preprocessing).to(dtype)
             try:
                 return torch.stack(compute_head_logits(compared, images)).float().cpu()
             except Exception as error:  # a custom model may raise anything
@@ -438,8 +442,7 @@ def predict_classes(
                 predicted[:, each["indices"]] = logits[..., columns].argmax(-1).int()
                 if cosines is not None:
                     cosines[:, each["indices"]] = torch.stack(captured).cpu()
-            if progress is not None:
-                progress(len(indices))
+            progress(len(indices))
     return PredictedClasses(truth, predicted, cosines, unreadable)
 
 

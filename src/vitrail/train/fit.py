@@ -6,6 +6,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from vitrail.base.errors import ConfigError
@@ -48,7 +49,7 @@ def fit(
     transform: Callable[[Any], Any] | None = None,
     run: RunFolder | Path | str | None = None,
     steps: int | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     workers: int = 0,
     threads: int | None = None,
     strict: bool = False,

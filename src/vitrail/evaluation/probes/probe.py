@@ -3,7 +3,7 @@
 The training part of a data set is the bank; the probes are measured on the other part.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from vitrail.base.errors import ConfigError, DataError, OutputError
-from vitrail.base.progress import track_progress
+from vitrail.base.progress import Progress, track_progress
 from vitrail.base.text import abbreviate_list, format_count
 from vitrail.checkpoint.run_files import try_read_plan
 from vitrail.data.images.datasets import DatasetSplits, ImageDataset, TorchDataset, open_data, take_images_by_index
@@ -78,9 +78,9 @@ def probe(
     val_share: float = DEFAULT_VAL_SHARE,
     batch: int = 64,
     workers: int = 0,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     strict: bool = False,
-    progress: bool | Callable[[int], object] | None = None,
+    progress: Progress = None,
     options: EngineOptions | None = None,
 ) -> ProbeResult:
     """Measure how well the frozen features of models classify, next to raw pixels and the untrained model.
@@ -105,7 +105,7 @@ def probe(
     given_data = [] if data is None else [*data] if isinstance(data, list | tuple) else [data]
     opened = open_probe_data(given_data, loaded, neighbors=knn, shots=shots, examples=examples, val_share=val_share)
     notes += [note for each in opened for note in each.notes]
-    place = resolve_device(str(device), Ranks())
+    place = resolve_device(device or "cpu", Ranks())
     with ExitStack() as stack:
         store = FeatureStore(
             cache=get_feature_cache_folder(),

@@ -1,6 +1,6 @@
 """Explain a prediction: attention rollout, attention per layer and head, relevance for a class, token norms."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.base.errors import ConfigError, DataError, VitrailError
+from vitrail.base.progress import Progress
 from vitrail.data.images.decoding.rgb_image import open_image
 from vitrail.data.images.preprocessing import compute_visible_box
 from vitrail.export.agreement import NOT_FINITE_MESSAGE
@@ -156,9 +157,7 @@ class Explainer:
 
         return draw_patch_pca(self.loaded, images, names=names, foreground=foreground, batch=batch)
 
-    def neighbors(
-        self, images: Iterable[Any], data: Any, *, k: int = 5, progress: Callable[[int], object] | None = None
-    ) -> "NeighborSearch":
+    def neighbors(self, images: Iterable[Any], data: Any, *, k: int = 5, progress: Progress = None) -> "NeighborSearch":
         """Find the k images of `data` that are most similar to each image; see `find_neighbors` for what they may be.
 
         >>> found = vitrail.Explainer("vit_fashion").neighbors(["example:cat"], "photos", k=3)  # doctest: +SKIP

@@ -18,6 +18,7 @@ from torch import nn
 
 from vitrail.base.errors import ConfigError, DataError, describe_error
 from vitrail.base.figures import CaptionedFigure, new_figure, sanitize_label
+from vitrail.base.progress import Progress, track_progress
 from vitrail.base.style import FIGURE_WIDTH, GRAY, GREEN, NOTE_POINTS, RED
 from vitrail.base.text import format_count
 from vitrail.data.images.datasets import ImageDataset, open_data
@@ -304,7 +305,7 @@ def find_neighbors(
     *,
     k: int = 5,
     batch: int = DEFAULT_BATCH,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress = None,
 ) -> NeighborSearch:
     """Find the k images of `data` whose features are most similar to those of each image, by cosine similarity.
 
@@ -331,10 +332,10 @@ def find_neighbors(
     found, skipped = MostSimilar(scale_to_unit_length(features), k + 1), list[str]()
 
     def compute(items: Iterable[ImageItem]) -> Any:
-        for result in run_pipeline(engine, items, prepare, batch):
-            if progress is not None:
-                progress(1)
-            yield result
+        with track_progress(progress, len(bank), "images") as advance:
+            for result in run_pipeline(engine, items, prepare, batch):
+                advance(1)
+                yield result
 
     for indices, part in bank.iterate_features(compute, lambda error: skipped.append(str(error))):
         if part.shape[1] != features.shape[1]:
