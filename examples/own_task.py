@@ -1,4 +1,4 @@
-"""A task of your own is one class. This one predicts by how many quarter turns an image was rotated (Gidaris 2018).
+"""Your own task is one class. This one predicts by how many quarter turns an image was rotated (Gidaris 2018).
 
     python examples/own_task.py                                # a few seconds on two cores
     torchrun --nproc-per-node 2 examples/own_task.py           # the same images and weights, on two processes
