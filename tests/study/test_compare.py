@@ -399,5 +399,5 @@ def test_one_model_by_name(dataset: ArrayDataset, tmp_path: Path) -> None:
 def test_only_classes_are_stored(dataset: ArrayDataset) -> None:
     one = toy("one")
     compared = ComparedModel(name="one", model=one.model, preprocessing=WIDE, classes=7, class_columns=tuple(range(7)))
-    found = predict_classes(compared, dataset, 5, 0, "cpu", False, None)
+    found = predict_classes(compared, dataset, 5, 0, "cpu", False, lambda _: None)
     assert (found.predicted.dtype, tuple(found.predicted.shape), found.cosines) == (torch.int32, (1, 23), None)
