@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from support.toy_datasets import write_class_folders
-from vitrail.cli.output.streams import PipeTolerantOutput
 
 import vitrail
 from vitrail.base.errors import ConfigError
 from vitrail.checkpoint import write
 from vitrail.cli import name_options
+from vitrail.cli.output.streams import PipeTolerantOutput
 
 Run = Callable[..., Any]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family.py"

@@ -23,8 +23,8 @@ from vitrail.data.batch import Batch
 from vitrail.data.images.datasets import DatasetSplits
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.schedule import Clock
-from vitrail.tasks.collapse import COLLAPSED, SPREAD_SIGN, CollapsedError, CollapseWarning, CollapseWatch
 from vitrail.tasks.image_task import build_image_task
+from vitrail.tasks.metric import COLLAPSED, SPREAD_SIGN, CollapsedError, CollapseWarning, CollapseWatch
 from vitrail.tasks.task import TaskKind
 from vitrail.train.callbacks import TerminalCallback
 from vitrail.train.plots import draw_training_curves

@@ -70,7 +70,7 @@ def create(name: str, /, *, pretrained: bool | Any = False, **fields: Any) -> An
     """Build a model by name, with newly initialized or public weights.
 
     create("vit_base_patch16_224", classes=10, image_size=384), create("ViT-B/16", pretrained=True, classes=10).
-    `name` is a preset or an alias such as "ViT-B/16", or for a family of your own "package.module:preset" or
+    `name` is a preset or an alias such as "ViT-B/16", or for your own family "package.module:preset" or
     "path/to/file.py:preset"; `fields` replace those of its config. With `pretrained`, the weights are downloaded once:
     timm's default ones, or those of "preset.tag"; the head for another number of classes is new and zero. The type
     depends on the name: a ViT, a DeiT, a Transformer, …

@@ -19,10 +19,9 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from vitrail import __version__
 from vitrail.base.errors import VitrailError, VitrailWarning, describe_error, format_install_command
 from vitrail.base.text import escape_unprintable
-from vitrail.cli.options.groups import COMMON, TASKS
 from vitrail.cli.options.model_flags import accept_trusted_code
 from vitrail.cli.options.values import check_numbers
-from vitrail.cli.output.help_text import HelpFormatter, reflow_docstring
+from vitrail.cli.output.help_text import COMMON, TASKS, HelpFormatter, reflow_docstring
 from vitrail.cli.output.streams import open_devnull, redirect_to_devnull, wrap_stdio_against_broken_pipe
 from vitrail.cli.usage_errors import check_command, describe_usage_error, use_american_names
 from vitrail.tasks import PRETRAINING_TASKS

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.groups import DISTILLATION
 from vitrail.cli.options.recipe_flags import DistillRecipeFlags
 from vitrail.cli.options.train_flags import DEFAULT_STUDENT, RunFlags, TeacherCache, TeacherModel
+from vitrail.cli.output.help_text import DISTILLATION
 from vitrail.cli.train import TrainingCommand, start_or_resume
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.groups import MODEL, TRANSLATION
 from vitrail.cli.options.model_flags import EngineFlags, GivenEngine
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels
+from vitrail.cli.output.help_text import MODEL, TRANSLATION
 from vitrail.cli.output.messages import print_notes
 from vitrail.cli.output.progress import progress_bar
 from vitrail.cli.output.results import check_output_file, prepare_output, print_result

@@ -8,8 +8,8 @@ from cyclopts import Parameter
 from vitrail.base.errors import ConfigError
 from vitrail.base.files import refuse_existing_outputs
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.groups import MODEL
 from vitrail.cli.options.values import check_minimum, parse_fields, parse_size, read_labels
+from vitrail.cli.output.help_text import MODEL
 from vitrail.cli.output.messages import print_text
 from vitrail.cli.output.results import make_message_callbacks
 

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
-from vitrail.cli.options.groups import SPEED
 from vitrail.cli.options.model_flags import Device
 from vitrail.cli.options.recipe_flags import make_pretraining_flags_class
 from vitrail.cli.options.train_flags import PretrainFlags, RunFlags
 from vitrail.cli.options.values import MAX_PROCESSES, at_most
-from vitrail.cli.output.help_text import reflow_docstring
+from vitrail.cli.output.help_text import SPEED, reflow_docstring
 from vitrail.cli.train import TrainingCommand, start_or_resume
 from vitrail.tasks import PRETRAINING_TASKS
 

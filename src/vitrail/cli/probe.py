@@ -6,7 +6,6 @@ from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.groups import DATA
 from vitrail.cli.options.model_flags import EngineFlags, GivenEngine
 from vitrail.cli.options.values import (
     MAX_SEEDS,
@@ -16,6 +15,7 @@ from vitrail.cli.options.values import (
     parse_fields,
     parse_integers,
 )
+from vitrail.cli.output.help_text import DATA
 from vitrail.cli.output.messages import print_notes, print_text
 from vitrail.cli.output.results import prepare_output, print_result
 

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from vitrail.base.errors import ConfigError, missing_package_error
 from vitrail.base.files import read_text
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.groups import LIMITS, NETWORK, SPEED
 from vitrail.cli.options.values import MAX_PROCESSES, at_most, parse_fields, parse_size, read_labels
+from vitrail.cli.output.help_text import LIMITS, NETWORK, SPEED
 
 if TYPE_CHECKING:
     from vitrail.serve.service import Service

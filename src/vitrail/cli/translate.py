@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from vitrail.cli.options import model_flags as flags
-from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.search_flags import SearchFlags
 from vitrail.cli.options.values import MAX_BATCH, at_most
+from vitrail.cli.output.help_text import DATA, SPEED
 from vitrail.cli.output.job import check_job_options, run_job
 from vitrail.cli.usage_errors import check_arguments
 

@@ -22,8 +22,7 @@ from vitrail.models.base.checks import check_fields
 from vitrail.recipes.recipe import DistillationSettings, Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock, Schedule, parse_if_numeric_text, parse_schedule
-from vitrail.tasks.collapse import CollapseSign
-from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.metric import LOSS_METRIC, CollapseSign, Metric
 
 
 @runtime_checkable

@@ -11,8 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from vitrail.base.errors import missing_package_error
 from vitrail.base.progress import NotebookBar, SlowLine, in_notebook
-from vitrail.tasks.collapse import COLLAPSED
-from vitrail.tasks.metric import Metric, format_metrics
+from vitrail.tasks.metric import COLLAPSED, Metric, format_metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from vitrail.base.errors import CheckpointError, DataError, VitrailError
 from vitrail.checkpoint.run_files import BEST_FOLDER
 from vitrail.data.batch import wrap_dead_worker_errors
 from vitrail.distributed import wrap_lost_rank_errors
-from vitrail.tasks.collapse import COLLAPSED, CollapsedError, CollapseWarning, CollapseWatch
-from vitrail.tasks.metric import check_evaluation_metrics
+from vitrail.tasks.metric import COLLAPSED, CollapsedError, CollapseWarning, CollapseWatch, check_evaluation_metrics
 from vitrail.tasks.task import EvaluationResult, check_evaluation_result
 from vitrail.train.callbacks import Callback, CallbackList, TrainingStart, is_evaluation
 from vitrail.train.plan import Plan

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.base.figures import measure_text, new_figure, sanitize_label, save_figure, style_axes, wrap_label
 from vitrail.base.style import FIGURE_WIDTH, LABEL_POINTS, NOTE_POINTS, PALETTE, RED, TITLE_POINTS, WRONG
-from vitrail.tasks.collapse import COLLAPSED
-from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
+from vitrail.tasks.metric import CLASSIFICATION_METRICS, COLLAPSED, LOSS_METRIC, Metric
 from vitrail.train.callbacks import LOOP_VALUES
 
 if TYPE_CHECKING:

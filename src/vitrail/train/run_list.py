@@ -20,8 +20,7 @@ from vitrail.checkpoint.run_files import (
 )
 from vitrail.models import FAMILIES
 from vitrail.models.catalog.families import load_family
-from vitrail.tasks.collapse import COLLAPSED
-from vitrail.tasks.metric import CLASSIFICATION_METRICS, LOSS_METRIC, Metric
+from vitrail.tasks.metric import CLASSIFICATION_METRICS, COLLAPSED, LOSS_METRIC, Metric
 from vitrail.train.run_folder import LogRecord, ParsedLog, is_step
 
 MAX_CELL_LENGTH = 40  # characters

@@ -12,7 +12,7 @@ from support.toy_task import RECIPE, make_backbone, make_data
 from vitrail.recipes.recipe import OptimizationSettings
 from vitrail.recipes.schedule import Schedule
 from vitrail.recipes.task_settings import ByolSettings, DinoSettings, EsvitSettings, SimClrSettings
-from vitrail.tasks.collapse import CollapsedError
+from vitrail.tasks.metric import CollapsedError
 from vitrail.tasks.pretraining.byol import Byol
 from vitrail.tasks.pretraining.dino import Dino
 from vitrail.tasks.pretraining.esvit import Esvit

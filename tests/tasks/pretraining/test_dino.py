@@ -29,7 +29,7 @@ from vitrail.train.fit import fit
 
 START = Clock(step=0, steps=9, steps_per_epoch=3)
 
-pytestmark = pytest.mark.filterwarnings("ignore::vitrail.tasks.collapse.CollapseWarning")  # toy runs have no warm-up
+pytestmark = pytest.mark.filterwarnings("ignore::vitrail.tasks.metric.CollapseWarning")  # toy runs have no warm-up
 
 
 def make_dino(fields: Mapping[str, Any] | None = None, **settings: Any) -> Dino:

@@ -19,7 +19,7 @@ from vitrail.tasks.task import Task
 from vitrail.train.fit import fit
 from vitrail.train.run_folder import RunFolder
 
-pytestmark = pytest.mark.filterwarnings("ignore::vitrail.tasks.collapse.CollapseWarning")  # toy runs have no warm-up
+pytestmark = pytest.mark.filterwarnings("ignore::vitrail.tasks.metric.CollapseWarning")  # toy runs have no warm-up
 NOISE = {"stochastic_depth": 0.3}
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.groups import DATA, MODEL, SPEED
 from vitrail.cli.options.values import (
     MAX_BATCH,
     MAX_PROCESSES,
@@ -22,6 +21,7 @@ from vitrail.cli.options.values import (
     check_model_exists,
     check_preset_exists,
 )
+from vitrail.cli.output.help_text import DATA, MODEL, SPEED
 
 TORCH_MODEL_HELP = "Name of a model (`vitrail models`), run folder, checkpoint of any layout, or hf-hub:OWNER/NAME."
 MODEL_HELP = TORCH_MODEL_HELP.replace(", or", ", exported folder or .onnx file, or")

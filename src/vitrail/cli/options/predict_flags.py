@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
-from vitrail.cli.options.groups import DATA, SPEED
 from vitrail.cli.options.model_flags import (
     ConfigFields,
     Device,
@@ -16,7 +15,7 @@ from vitrail.cli.options.model_flags import (
     PreprocessingFields,
 )
 from vitrail.cli.options.values import parse_fields, parse_model_fields
-from vitrail.cli.output.help_text import reflow_docstring
+from vitrail.cli.output.help_text import DATA, SPEED, reflow_docstring
 from vitrail.cli.output.job import check_job_options, run_job
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from cyclopts import Group, Parameter, Token, convert
 from cyclopts.exceptions import CoercionError
 
 from vitrail.base.errors import ConfigError
-from vitrail.cli.options.groups import (
+from vitrail.cli.options.values import convert_dtype
+from vitrail.cli.output.help_text import (
     AUGMENTATION,
     CAPTIONS,
     COMMON,
@@ -20,7 +21,6 @@ from vitrail.cli.options.groups import (
     TASK,
     TRANSLATION,
 )
-from vitrail.cli.options.values import convert_dtype
 from vitrail.recipes.recipe import SECTIONS, list_settings, open_recipe
 from vitrail.recipes.schedule import Schedule, parse_schedule
 from vitrail.recipes.task_settings import SETTINGS, TASKS_WITH_VIEWS, CaptionSettings, TranslationSettings

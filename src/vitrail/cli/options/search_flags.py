@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options.groups import SEARCH
-from vitrail.cli.output.help_text import reflow_docstring
+from vitrail.cli.output.help_text import SEARCH, reflow_docstring
 
 if TYPE_CHECKING:
     from vitrail.predict.search.settings import SearchSettings

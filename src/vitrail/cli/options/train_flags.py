@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitrail.base.errors import ConfigError
-from vitrail.cli.options.groups import DATA, DISTILLATION, MODEL, SPEED, TRANSLATION
 from vitrail.cli.options.model_flags import Device, OptionalOut, Preset, RealLabels, StartModel
 from vitrail.cli.options.recipe_flags import TASK_SETTINGS, TEXT_FLAGS
 from vitrail.cli.options.values import check_data_exists, check_minimum, check_model_exists, parse_fields, parse_size
-from vitrail.cli.output.help_text import reflow_docstring
+from vitrail.cli.output.help_text import DATA, DISTILLATION, MODEL, SPEED, TRANSLATION, reflow_docstring
 from vitrail.recipes.recipe import Recipe, choose_recipe
 
 if TYPE_CHECKING:

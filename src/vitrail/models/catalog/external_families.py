@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitrail.models.base.family import Family
 
 TRUSTED: ContextVar[tuple[str, ...]] = ContextVar("TRUSTED", default=())  # code that the user has named in this call
-TIMM_PREFIX = "timm:"  # models of timm, which are no families
+TIMM_PREFIX = "timm:"  # models of timm, which are not families
 
 MOVED_MODULES = {  # that files written for earlier versions import
     "vitrail.errors": "vitrail.base.errors",

@@ -100,12 +100,12 @@ def make_stage_levels(
 
 
 def halve_grid(grid: Grid) -> Grid:
-    """Rows and columns of every second place: rounded up."""
+    """Rows and columns of every second position: rounded up."""
     return (grid[0] + 1) // 2, (grid[1] + 1) // 2
 
 
 def flatten_map(x: Tensor) -> Tensor:
-    """Each place of a map as a token, row by row: (B, D, h, w) → (B, n, D)."""
+    """Each position of a map as a token, row by row: (B, D, h, w) → (B, n, D)."""
     return x.flatten(2).transpose(1, 2)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrail.data.batch import Batch
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import EsvitSettings
-from vitrail.tasks.collapse import CollapseSign
+from vitrail.tasks.metric import CollapseSign
 from vitrail.tasks.pretraining.parts.self_distillation import (
     GLOBAL_CROPS,
     ONE_HOT_SIGN,

@@ -28,9 +28,8 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import MaeSettings
-from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.image_task import check_patches_can_be_dropped
-from vitrail.tasks.metric import LOSS_METRIC
+from vitrail.tasks.metric import LOSS_METRIC, SPREAD_SIGN, CollapseSign
 from vitrail.tasks.pretraining.parts.masked_prediction import (
     compute_patch_statistics,
     draw_noise,

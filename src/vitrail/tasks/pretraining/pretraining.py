@@ -27,10 +27,9 @@ from vitrail.evaluation.probes.feature_measures import (
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.request import Request
 from vitrail.recipes.schedule import Clock
-from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
 from vitrail.tasks.image_source import ImageSource
 from vitrail.tasks.image_task import ImageTask, build_image_task, check_image_source
-from vitrail.tasks.metric import LOSS_METRIC, Metric
+from vitrail.tasks.metric import LOSS_METRIC, SPREAD_SIGN, CollapseSign, Metric
 from vitrail.tasks.task import BuildContext, MeanMetrics, Source, Task, TaskKind, TaskSetup, parse_task_settings
 
 KNN_METRIC = Metric(name="knn", label="k-NN", is_share=True, quantity="accuracy")

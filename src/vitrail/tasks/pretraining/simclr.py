@@ -17,8 +17,7 @@ from vitrail.data.images.augment.views import View
 from vitrail.distributed import Ranks
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import SimClrSettings
-from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
-from vitrail.tasks.metric import Metric
+from vitrail.tasks.metric import SPREAD_SIGN, CollapseSign, Metric
 from vitrail.tasks.pretraining.parts.projection_heads import make_contrastive_projector
 from vitrail.tasks.pretraining.parts.views import TwoViewTask, make_view_augmentation
 from vitrail.tasks.pretraining.pretraining import Pretraining, make_pretraining_kind, make_relative_loss_metric

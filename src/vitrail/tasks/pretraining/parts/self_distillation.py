@@ -23,8 +23,7 @@ from vitrail.evaluation.evaluate import temporary_eval_mode
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.schedule import Clock
 from vitrail.recipes.task_settings import DinoSettings
-from vitrail.tasks.collapse import SPREAD_SIGN, CollapseSign
-from vitrail.tasks.metric import Metric
+from vitrail.tasks.metric import SPREAD_SIGN, CollapseSign, Metric
 from vitrail.tasks.pretraining.parts.pretraining_figures import (
     compute_class_attention,
     make_attention_figure,
