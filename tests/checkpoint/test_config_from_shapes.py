@@ -36,6 +36,8 @@ NOT_INFERRED = {
     *("nest_base", "nest_small", "nest_tiny"),  # timm's constants; the public weights have others
     *vitrail.list_models("vit_huge_plus_patch16_dinov3*"),  # 20 heads; a ViT-H has the same shapes and 16
     "vit_7b_patch16_dinov3",
+    *vitrail.list_models("tf_efficientnet*"),  # TensorFlow's padding and norms are not in the weights
+    *vitrail.list_models("vit_halved*"),  # 12 heads; a ViT-S has the same shapes and 6
 }
 VIT, DEIT = (find_preset(name)[0] for name in ("ViT-Ti/16", "DeiT-Ti"))
 NOT_IN_SHAPES = ("dropout", "attention_dropout", "stochastic_depth", "dynamic", "layer_scale", "norm_eps")

@@ -197,7 +197,7 @@ def test_missing_data_gives_one_line(tmp_path: Path) -> None:
             open_pairs(data, pair)
         assert "\n" not in str(caught.value)
 
-    check(tmp_path, "has no training pairs; expected 'tatoeba', 'reversal', a folder with train.de")
+    check(tmp_path, "has no training pairs; expected 'tatoeba', 'reversal', 'multi30k', a folder with train.de")
     check(tmp_path / "no", "does not exist")
     check("a\0b", r"a\\x00b does not exist|cannot be opened")
     write_lines(tmp_path / "train.de", GERMAN)

@@ -12,6 +12,7 @@ from vitrail.base.errors import ConfigError
 from vitrail.models import FAMILIES
 from vitrail.models.base.contract import ImageModel, Model, check_reads_images
 from vitrail.models.catalog.families import load_built_in_families
+from vitrail.models.parts.stages import ConvNet
 
 
 def test_every_family_that_reads_images_is_measured() -> None:
@@ -31,7 +32,7 @@ def test_levels_have_the_declared_grid_width_and_stride(case: str) -> None:
         rows, columns = (large.shape[axis] - small.shape[axis] for axis in (2, 3))
         assert (32 / rows, 128 / columns) == level.stride
     assert model.grid == model.levels[-1].grid
-    if not model.sizes.dynamic:
+    if not model.sizes.dynamic and "dynamic" in vars(model.config):
         resized = build_case(case, dynamic=True).feature_maps(torch.zeros(1, 3, 64, 192))
         assert [each.shape for each in resized] == [each.shape for each in larger_maps]
 
@@ -63,12 +64,15 @@ def test_declared_modules_exist_and_blocks_run_in_their_order(case: str) -> None
             model.tokens(images)
         return
     tokens = model.tokens(images)
-    assert tokens.shape[1:] == (model.prefix + model.grid[0] * model.grid[1], model.levels[-1].width)
+    width = model.feature_width if isinstance(model, ConvNet) else model.levels[-1].width
+    assert tokens.shape[1:] == (model.prefix + model.grid[0] * model.grid[1], width)
     for queries in (None, model.prefix or None):
         each = model.head_logits(model.encode(images, queries))
         assert len(each) == len(model.classifiers)
         assert {logits.shape for logits in each} == {(1, 5)}
-    if not model.final_norm or model.normed_maps:
+    if isinstance(model, ConvNet):
+        last = model.run_end(model.feature_maps(images)[-1])
+    elif not model.final_norm or model.normed_maps:
         last = model.feature_maps(images)[-1]
     else:
         norm: Any = model.get_submodule(model.final_norm)

@@ -1,5 +1,6 @@
 """Names of public weights: presets, tags, aliases and Google's file names; presets without weights name the nearest."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,9 @@ def test_the_table_has_each_name_once_and_only_presets() -> None:
     files = [each.bucket_file for each in rows if each.bucket_file]
     assert len(set(files)) == len(files)
     assert all(each.trained_on and each.license and len(each.mean) == len(each.std) == 3 for each in rows)
-    assert all((each.top1 is not None) == each.has_imagenet_classes for each in rows)
+    assert all(each.has_imagenet_classes for each in rows if each.top1 is not None)
+    unmeasured = [each.preset for each in rows if each.has_imagenet_classes and each.top1 is None]
+    assert all(re.match("(tf_)?efficientnet_|mixer_|resnetv2_", preset) for preset in unmeasured)  # not in our sources
     assert all(60 < each.top1 < 91 and each.top1_size for each in rows if each.top1 is not None)
 
 
