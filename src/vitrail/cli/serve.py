@@ -112,7 +112,7 @@ def serve(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("vitrail"):
             raise
-        raise missing_package_error("vitrail serve", error.name, "serve") from None
+        raise missing_package_error("vitrail serve", error.name.partition(".")[0], "serve") from None
     from vitrail.serve.settings import ServeSettings
 
     how = {"labels": read_labels(labels), "streams": streams, "fields": parse_fields(fields) or None}
