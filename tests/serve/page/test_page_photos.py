@@ -51,6 +51,20 @@ def test_a_file_that_is_no_photo_is_an_error_in_one_line(browser: "Browser", add
         assert shown.page.locator("#notice img").count() == 0
 
 
+def test_script_in_the_names_of_classes_stays_text(browser: "Browser", tmp_path: Path) -> None:
+    names = [f"<img src=x onerror=alert({number})>" for number in range(10)]
+    (tmp_path / "labels.txt").write_text("\n".join(names))
+    words = ("vit_fashion", "--labels", tmp_path / "labels.txt", "--drain", 0)
+    with run_server(*words) as running, open_explorer(browser, running.address) as shown:
+        shown.wait_for_check()
+        assert shown.text(".answer ol .name") in names
+        for view in ("class", "lens"):
+            shown.page.click(f"#tab-{view}")
+            shown.page.wait_for_selector(f".panel .body[data-view={view}]")
+        assert "<img src=x" in shown.text(".panel .lens")
+        assert shown.page.locator("img[src=x]").count() == 0
+
+
 def test_a_folder_is_classified_least_sure_first_and_a_wrong_photo_explained(
     browser: "Browser", address: str, tmp_path: Path
 ) -> None:
