@@ -11,7 +11,8 @@ from vitrail.export.targets.kubernetes import write_resources
 
 SERVICE_FILE = Path(__file__).with_name("ray_service.py")
 PACKAGES = ("onnxruntime", "numpy", "pillow")
-HEADER = """# In this folder, which has vitrail: pip install -r requirements.txt, then serve run serve_config.yaml
+HEADER = """# In this folder, which has vitrail: pip install -r requirements.txt
+# Then: PYTHONPATH=$PWD serve run serve_config.yaml
 # On a cluster the folder has to be on every machine, at the same path, and in its PYTHONPATH.
 """
 

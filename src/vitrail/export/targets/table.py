@@ -32,7 +32,7 @@ TARGETS: Mapping[str, Target] = {
         "repository/{name}/1", "kubectl apply -f {folder}/inferenceservice.yaml", (write_triton, write_kserve)
     ),
     "kubernetes": Target("model", "kubectl apply -f {folder}/kubernetes.yaml", (write_container, write_kubernetes)),
-    "ray": Target("model", "cd {folder} && serve run serve_config.yaml", (write_ray,)),
+    "ray": Target("model", "cd {folder} && PYTHONPATH=$PWD serve run serve_config.yaml", (write_ray,)),
     "web": Target(
         "model", "python -m http.server --directory {folder}, or any static host", (write_web,), find_runtime
     ),
