@@ -40,22 +40,21 @@ class Benchmark:
 
 
 BENCHMARKS = (  # the most important first, in case that time runs out
-    Benchmark("precision.py --rounds 5", 6),
-    Benchmark("throughput.py --rounds 7", 4),
-    Benchmark("prediction.py --only engines --rounds 7", 5, PREDICTION),
-    Benchmark("prediction.py --only cold --rounds 5", 4, PREDICTION, keeps_memory=False),
+    Benchmark("precision.py --rounds 4", 6),
+    Benchmark("throughput.py --rounds 5", 4),
+    Benchmark("prediction.py --only engines --rounds 5", 5, PREDICTION),
+    Benchmark("prediction.py --only cold --rounds 4", 5, PREDICTION, keeps_memory=False),
     Benchmark("prediction.py --only folder --rounds 2", 6, PREDICTION, keeps_memory=False),
-    Benchmark("families.py --rounds 4", 7),
-    Benchmark("pretraining_steps.py --rounds 3", 4),
+    Benchmark("families.py --rounds 2", 7),
+    Benchmark("pretraining_steps.py --rounds 2", 4),
     Benchmark("decoding.py --rounds 3", 3, keeps_memory=False),
     Benchmark("checkpoint_loading.py --rounds 3", 3, keeps_memory=False),
     Benchmark("image_pipeline.py --rounds 5 --files 64", 2, keeps_memory=False),
     Benchmark("distillation.py --rounds 7", 2),
     Benchmark("inspection.py --rounds 10 --images 100", 3),
     Benchmark("prediction.py --only accuracy --images 1000", 4, PREDICTION, keeps_memory=False),
-    Benchmark("deit_variants.py --rounds 4", 4),
-    Benchmark("prediction.py --only variants --rounds 3", 5, PREDICTION),
-    Benchmark("prediction.py --only merging --images 250", 3, PREDICTION, keeps_memory=False),
+    Benchmark("deit_variants.py --rounds 2", 3),
+    Benchmark("prediction.py --only variants --rounds 2", 4, PREDICTION),
 )
 
 
