@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from vitrail.export.exported_model import ExportedModel
 from vitrail.export.onnx_session import open_session
 from vitrail.models.base.checks import pair
 from vitrail.predict import engine_selection
-from vitrail.predict.engine_cache import write_engine_speeds
+from vitrail.predict.engine_cache import lock_engine_speeds, write_engine_speeds
 from vitrail.predict.engine_selection import (
     EngineChoice,
     EngineOptions,
@@ -117,6 +118,33 @@ def test_speeds_are_measured_once_and_cached(exported: ExportFinder, speeds: Spe
     for other in (EngineOptions(batch=4), EngineOptions(output="logits", batch=1)):  # other conditions
         open_on_fastest_engine(exported("onnx"), other, 1000)
     assert len(speeds.asked) == 6
+
+
+def test_processes_that_find_no_speeds_measure_once(
+    exported: ExportFinder, speeds: Speeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Speeds that several measure at the same time are wrong, and each could choose another engine."""
+    model = exported("onnx")
+    open_on_fastest_engine(model, EngineOptions(), 1000)
+    (path,) = (get_cache_folder() / "engines").iterdir()
+    key = json.loads(path.read_text())["key"]
+    path.unlink()
+    speeds.asked.clear()
+    looked, found, real = threading.Event(), list[Any](), engine_selection.read_engine_speeds
+
+    def read(key: str) -> Any:
+        known = real(key)
+        looked.set()
+        return known
+
+    monkeypatch.setattr(engine_selection, "read_engine_speeds", read)
+    other = threading.Thread(target=lambda: found.append(open_on_fastest_engine(model, EngineOptions(), 1000)))
+    with lock_engine_speeds(key):
+        other.start()
+        assert looked.wait(60)
+        write_engine_speeds(key, {"images_per_second": {"onnx 1×2": 3, "onnx 2×1": 2}})
+    other.join(60)
+    assert (describe_setting(found[0]), speeds.asked) == ("onnx 1×2", [])
 
 
 def test_cache_records_the_conditions(exported: ExportFinder, speeds: Speeds) -> None:

@@ -5,8 +5,8 @@ Entries are keyed by the contents of the model, never by its path, and have chec
 
 import json
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -136,6 +136,17 @@ def read_engine_speeds(key: str) -> dict[str, Any] | None:
         return None
     speeds = rest.get("measured")
     return speeds if rest.get("key") == key and isinstance(speeds, dict) else None
+
+
+@contextmanager
+def lock_engine_speeds(key: str) -> Generator[None]:
+    """Let one process measure while others wait for its speeds; without the lock if the cache cannot be written."""
+    with ExitStack() as stack:
+        with suppress(VitrailError, OSError):
+            path = speed_file_path(key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(wait_for_entry_lock(path))
+        yield
 
 
 def write_engine_speeds(key: str, speeds: dict[str, Any]) -> None:

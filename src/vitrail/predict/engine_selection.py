@@ -24,6 +24,7 @@ from vitrail.models.base.checks import pair
 from vitrail.opening import GivenPreprocessing, Opened, download_if_missing, open_model
 from vitrail.predict.engine_cache import (
     is_export_cached,
+    lock_engine_speeds,
     open_cached_int8_export,
     read_engine_speeds,
     write_engine_speeds,
@@ -314,15 +315,15 @@ def choose_fastest_engine(
     key = ", ".join(
         [describe_machine(), model_key, f"batch {batch}", options.output, f"merge {options.merge}", *settings]
     )
-    known = read_engine_speeds(key)
-    speeds: Any = None if known is None else known.get("images_per_second")
-    if known is None or not is_speed_table(speeds, settings):
-        known = None
-        speeds = {
+    known = read_known_speeds(key, settings)
+    with nullcontext() if known else lock_engine_speeds(key):
+        known = known or read_known_speeds(key, settings)  # another process may have measured them
+        speeds: dict[str, float] = (known or {}).get("images_per_second") or {
             name: measure_images_per_second(apply_engine_setting(predictors[each[0]], each), batch)
             for name, each in settings.items()
         }
-        write_engine_speeds(key, {"images_per_second": speeds, "when": time.strftime("%Y-%m-%d %H:%M")})
+        if known is None:
+            write_engine_speeds(key, {"images_per_second": speeds, "when": time.strftime("%Y-%m-%d %H:%M")})
     best = choose_fastest_setting(settings, speeds)
     found = apply_engine_setting(predictors[settings[best][0]], settings[best])
     listed = ", ".join(f"{name} {speeds[name]:.0f}" for name in settings)
@@ -331,9 +332,12 @@ def choose_fastest_engine(
     return EngineChoice(found, batch, tuple(notes))
 
 
-def is_speed_table(speeds: Any, settings: Iterable[str]) -> bool:
-    """Whether a cached table has a number for each setting."""
-    return isinstance(speeds, dict) and all(isinstance(speeds.get(name), int | float) for name in settings)
+def read_known_speeds(key: str, settings: Iterable[str]) -> dict[str, Any] | None:
+    """The cached speeds, if they have a number for each setting."""
+    known = read_engine_speeds(key)
+    speeds: Any = (known or {}).get("images_per_second")
+    complete = isinstance(speeds, dict) and all(isinstance(speeds.get(name), int | float) for name in settings)
+    return known if complete else None
 
 
 EngineSetting = tuple[EngineName, int, int]  # engine, streams, threads per stream
