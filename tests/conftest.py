@@ -15,12 +15,24 @@ from hypothesis import settings
 from support import torchvision_shim  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before timm and transformers
 from support.toy_exports import ExportFinder, make_export_finder
 
+import vitrail.train.fit
+import vitrail.train.run
+from vitrail.base.figures import new_figure, save_figure
 from vitrail.predict import engine_selection
 from vitrail.train import speed_choice
 
 torch.set_num_threads(1)
 speed_choice.find_bfloat16_instructions = str  # `precision` auto is float32, so that results do not depend on the CPU
 engine_selection.find_bfloat16_instructions = str  # nor does the engine of `fast`
+
+
+def save_blank_curves(_: object, path: Path, *__: object) -> None:
+    """Stands for the curves of a run, which take longer than a toy run; commands in new processes draw them."""
+    save_figure(new_figure(4, 3), path)
+
+
+vitrail.train.fit.plot_training_curves = save_blank_curves
+vitrail.train.run.plot_training_curves = save_blank_curves
 settings.register_profile("any machine", deadline=None)  # no time limit per example on a busy machine
 settings.load_profile("any machine")
 

@@ -144,12 +144,12 @@ def test_cached_exports_follow_the_code(vitrail_: Run, folder: Path) -> None:
 
 def test_a_teacher_is_another_one_if_its_code_changes(folder: Path) -> None:
     """A run whose teacher has changed cannot be resumed, and cached logits are computed again."""
-    code = (folder / "mixer.py").read_text()
+    code = (folder / "resmlp.py").read_text()
     found = list[str]()
     for text in (code, code, code.replace("tokens.mean(1)", "-tokens.mean(1)")):
         (folder / "changed.py").write_text(text)
         forget_code(folder)
-        with trust("changed.py:mixer_tiny"):
+        with trust("changed.py:resmlp_tiny"):
             found.append(vitrail.Teacher.from_name("run").fingerprint())
     assert found[0] == found[1] != found[2]
 
