@@ -36,7 +36,7 @@ class ServedDigits:
     features, streams, item_bytes, example = "features", 2, 1000, b"1"
 
     def __init__(self, model: str, **options: Any) -> None:
-        self.opened = Opened(source=model, model=None, kind="digits")
+        self.opened = Opened(source=model, model=self, kind="digits")
         about = json.loads((Path(model) / "config.json").read_text())
         if about["version"] == "broken":
             raise CheckpointError(f"{model} is broken; train it again")
@@ -76,7 +76,7 @@ class ServedDigits:
 
 class DigitsExplorer:
     def __init__(self, model: str, opened: Opened) -> None:
-        del opened
+        self.served: ServedDigits = opened.model
         self.about = json.loads((Path(model) / "config.json").read_text())
 
     def describe(self) -> dict[str, Any]:
@@ -86,7 +86,8 @@ class DigitsExplorer:
         time.sleep(self.about["seconds"])
         if not body.isdigit() or len(body) > 9:
             raise DataError("the file has no digits; expected digits")
-        header = json.dumps({"__metadata__": {"explanation": json.dumps({"value": int(body), **query})}}).encode()
+        found = {"value": int(body), "computed": self.served.computed, **query}
+        header = json.dumps({"__metadata__": {"explanation": json.dumps(found)}}).encode()
         return len(header).to_bytes(8, "little") + header
 
 
