@@ -246,4 +246,4 @@ def test_damaged_files_load_or_are_refused_in_one_line(
         assert len(message.splitlines()) <= 1, f"mutation {number} of {source}"
         refused += bool(message)
         path.write_bytes(files[path])
-    assert share // 4 < refused < share, "some damage is detected, some is harmless"
+    assert share // 4 < refused <= share, "some damage is detected; some is harmless, if the files have no checksums"
