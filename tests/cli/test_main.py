@@ -61,7 +61,7 @@ def test_models_lists_presets(vitrail_: Run) -> None:
     assert vitrail_("models", "ViT-B/16").out.splitlines()[2].startswith("vit_base_patch16_224")
     everything = vitrail_("models").out.splitlines()
     assert len(everything[:-2]) == 2 + len(vitrail.list_models())
-    assert everything[-1] == "Bundled with their weights: cct_cifar10, transformer_tatoeba, vit_fashion"
+    assert everything[-1] == "Bundled with their weights: cct_cifar10, transformer_tatoeba, vit_cifar10, vit_fashion"
     assert len(vitrail_("models", "dinov2").out.splitlines()) == 2 + 8
 
 
