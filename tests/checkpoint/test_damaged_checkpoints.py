@@ -228,9 +228,9 @@ def test_damaged_files_load_or_are_refused_in_one_line(
     files = {path: path.read_bytes() for path in sorted(place.iterdir())}
     target = place if len(files) > 1 else next(iter(files))
     others = [path.read_bytes() for folder in originals.values() for path in sorted(folder.iterdir())]
-    fields: dict[str, Any] = {} if source in ("own_folder", "hf_folder", "akamaster_th") else {"heads": 2}
+    fields: dict[str, Any] = {} if source in ("vitrail_folder", "hf_folder", "akamaster_th") else {"heads": 2}
     assert read(target, **fields).model.config.width == 16  # undamaged, it loads
-    refused, share = 0, mutations if source == "own_folder" else mutations // (len(SOURCES) - 1)
+    refused, share = 0, mutations if source == "vitrail_folder" else mutations // (len(SOURCES) - 1)
     for number in range(share):
         draw = random.Random(f"{source} {number}")
         path = draw.choice(list(files))
