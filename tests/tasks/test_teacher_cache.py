@@ -4,6 +4,7 @@ import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -75,17 +76,18 @@ def test_two_runs_with_an_empty_cache_share_their_file(tmp_path: Path, monkeypat
         computed.extend(indices.tolist())
         if second.ident is None:  # not started
             second.start()
-            assert waiting.wait(60)
+            waiting.wait()
         waiting.set()
         compute(file, view, images, indices, progress)
 
     def say_that_it_waits(_: float) -> None:
         waiting.set()
+        sleep(0.01)  # without it, this thread keeps the interpreter from the one that computes
 
     monkeypatch.setattr(vitrail.tasks.teacher_cache, "compute_teacher_logits", compute_while_another_run_starts)
     monkeypatch.setattr(locks, "sleep", say_that_it_waits)
     objective(tmp_path)
-    second.join(60)
+    second.join()
     assert sorted(computed) == [*range(40)]
 
 
