@@ -4,6 +4,7 @@ A recipe file is flat YAML with the names of these settings, which have the defa
 `schedules` have no flags.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -367,9 +368,13 @@ def choose_usual_recipe(data: str | None, init: str | None, pair: str | None, ta
 
 def is_caption_data(data: str) -> bool:
     """Whether data are images with captions, by its name or the names of its files."""
+    if data == GENERATED_CAPTIONS:
+        return True
+    if not os.path.isdir(os.path.expanduser(data)):  # noqa: PTH111, PTH112  # without errors, and before torch
+        return False
     from vitrail.data.captions.captions import has_caption_table
 
-    return data == GENERATED_CAPTIONS or has_caption_table(data)
+    return has_caption_table(data)
 
 
 def is_pair_data(data: str) -> bool:
