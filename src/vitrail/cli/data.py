@@ -8,8 +8,13 @@ from vitrail.base.files import get_cache_folder
 from vitrail.base.text import format_bytes, format_table
 from vitrail.cli.options import model_flags as flags
 from vitrail.cli.output.progress import progress_bar
-from vitrail.data.public.catalog import PUBLIC_DATASETS, PublicDataset, find_public_dataset
-from vitrail.data.public.download import fetch_dataset, find_dataset_folder, is_downloaded
+from vitrail.data.public.catalog import (
+    PUBLIC_DATASETS,
+    PublicDataset,
+    find_dataset_folder,
+    find_public_dataset,
+    is_downloaded,
+)
 
 
 def data(*names: str, as_json: flags.Json = False) -> None:
@@ -31,6 +36,8 @@ def data(*names: str, as_json: flags.Json = False) -> None:
     names
         Data sets to download now. [default: list all]
     """
+    from vitrail.data.public.download import fetch_dataset
+
     chosen = [find_dataset(name) for name in names]
     for each in chosen:
         folder = find_dataset_folder(each)

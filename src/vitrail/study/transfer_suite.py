@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from vitrail.base.errors import ConfigError
 from vitrail.base.table import Table
-from vitrail.data.public.catalog import PUBLIC_DATASETS
-from vitrail.data.public.download import is_downloaded
+from vitrail.data.public.catalog import PUBLIC_DATASETS, is_downloaded
 from vitrail.study.published_tables import find_published_table
 
 EXAMPLES = 1000  # training images of each, as in VTAB-1k

@@ -20,8 +20,8 @@ import pytest
 
 from vitrail.base.errors import DataError
 from vitrail.data.public import download
-from vitrail.data.public.catalog import PublicDataset, PublicFile
-from vitrail.data.public.download import fetch_dataset, find_dataset_folder, is_downloaded
+from vitrail.data.public.catalog import PublicDataset, PublicFile, find_dataset_folder, is_downloaded
+from vitrail.data.public.download import fetch_dataset
 
 CONTENT = os.urandom(300_000)
 
@@ -242,7 +242,7 @@ def test_an_archive_cannot_write_outside_its_folder(files: Files, cache: Path) -
 
 CHILD = """
 import sys
-from vitrail.data.public.catalog import PublicDataset, PublicFile
+from vitrail.data.public.catalog import PublicDataset, PublicFile, find_dataset_folder, is_downloaded
 from vitrail.data.public.download import fetch_dataset
 url, size, digest = sys.argv[1:]
 file = PublicFile(url=url, size=int(size), sha256=digest)

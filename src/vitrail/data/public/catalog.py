@@ -6,6 +6,9 @@ state one; those of Multi30k are of its repository. Where only an MD5 is known, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from vitrail.base.files import get_cache_folder
 
 UNSTATED = "not stated on its page"
 
@@ -295,3 +298,11 @@ def find_public_dataset(name: object) -> PublicDataset | None:
 
 def list_public_names(*, is_text: bool) -> Sequence[str]:
     return [each.name for each in PUBLIC_DATASETS if each.is_text == is_text]
+
+
+def find_dataset_folder(dataset: PublicDataset) -> Path:
+    return get_cache_folder() / "data" / dataset.name
+
+
+def is_downloaded(dataset: PublicDataset) -> bool:
+    return find_dataset_folder(dataset).is_dir()

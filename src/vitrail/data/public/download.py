@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from vitrail.base.errors import DataError, describe_error
-from vitrail.base.files import CHUNK_BYTES, get_cache_folder, make_folder
+from vitrail.base.files import CHUNK_BYTES, make_folder
 from vitrail.base.locks import wait_for_entry_lock
 from vitrail.base.progress import Advance, progress_bar
 from vitrail.base.text import format_bytes
-from vitrail.data.public.catalog import PublicDataset, PublicFile
+from vitrail.data.public.catalog import PublicDataset, PublicFile, find_dataset_folder
 
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".zip")
 UNPACKED_RATIO = 1.3  # of an archive of compressed images, relative to its size
@@ -33,14 +33,6 @@ ATTEMPTS = 4  # in a row without a new byte
 WAIT = 1.0  # seconds before the second attempt, then twice as long each time
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 AGENT = {"User-Agent": "vitrail"}  # some servers refuse urllib's
-
-
-def find_dataset_folder(dataset: PublicDataset) -> Path:
-    return get_cache_folder() / "data" / dataset.name
-
-
-def is_downloaded(dataset: PublicDataset) -> bool:
-    return find_dataset_folder(dataset).is_dir()
 
 
 def fetch_dataset(dataset: PublicDataset, advance: Advance | None = None) -> Path:
