@@ -25,7 +25,7 @@ demo: $(CORE)  ## train a small ViT on the bundled images and show what it atten
 	$(BIN)/python examples/demo.py
 
 test: setup  ## everything that is fast
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 3 -m "not slow"  # on two cores, since tests often wait for processes
 
 test-slow: setup  ## full-size models against the peers
 	$(BIN)/pytest -m slow
