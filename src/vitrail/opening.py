@@ -115,7 +115,7 @@ class Opened:
         return torch.stack(inputs).to(next(self.model.parameters()).device)
 
     def copy_module(self) -> "Opened":
-        """The same weights in modules of their own: hooks on them do not see what other threads compute."""
+        """The same weights in separate modules, whose hooks do not see what other threads compute."""
         tensors: dict[int, Any] = {id(each): each for each in (*self.model.parameters(), *self.model.buffers())}
         return replace(self, model=deepcopy(self.model, tensors))
 

@@ -119,7 +119,7 @@ def explain(
 
 
 def explore(model: str, opened: Opened) -> "ImageExplorer":
-    """The explorer of a model with layers; an exported one is refused before torch is imported."""
+    """The explorer of a model with layers; an exported model raises an error before torch is imported."""
     refuse_models_without_layers(opened)
     from vitrail.inspection.explore.image_explorer import ImageExplorer
 
@@ -182,7 +182,7 @@ def export(
             to=to,
             output=output,
             dynamic=dynamic and takes_any,
-            portable=portable or for_target == "web",  # whose attention is a step of its own, which can be shown
+            portable=portable or for_target == "web",  # whose attention is a separate step, which can be shown
             merge=merge,
             provenance=provenance,
             images=images,

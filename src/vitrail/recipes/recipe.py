@@ -145,18 +145,21 @@ class DistillationSettings:
         0.0, "Weight of hints (FitNets): blocks of the student learn the output of blocks of the teacher.", MAY_BE_ZERO
     )
     hints: str = field_with_help(
-        "last:last", "Blocks that hints compare, STUDENT:TEACHER, from 1 or last; several as 4:8,last:last."
+        "last:last",
+        "Pairs of blocks that hints compare, STUDENT:TEACHER, counted from 1 or last, such as 4:8,last:last.",
     )
     hint_tokens: Literal["patches", "class"] = field_with_help(
-        "patches", "Tokens that hints compare; of patches, the finer grid is averaged to the coarser one."
+        "patches", "Tokens that hints compare. patches: the finer grid is averaged to the coarser one."
     )
     distance_weight: float = field_with_help(
         0.0,
-        "Weight of relations (RKD): the distances between the examples of a batch, 25 in RKD's tables.",
+        "Weight of relations (RKD): the distances between the images of a batch.",
         MAY_BE_ZERO,
     )
     angle_weight: float = field_with_help(
-        0.0, "Weight of relations (RKD): the angles between the examples of a batch, twice the distances'.", MAY_BE_ZERO
+        0.0,
+        "Weight of relations (RKD): the angles between the images of a batch; usually twice the distance weight.",
+        MAY_BE_ZERO,
     )
 
     @property

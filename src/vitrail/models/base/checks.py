@@ -48,7 +48,7 @@ class ImageConfig(Protocol):
 
 
 def find_image_config(model: object) -> ImageConfig | None:
-    """The config of a model, also of your own module; None if it has none with these fields."""
+    """The config of a model, including your own module; None if it has none with these fields."""
     config = getattr(model, "config", None)  # modules of other libraries have none
     return config if isinstance(config, ImageConfig) else None
 

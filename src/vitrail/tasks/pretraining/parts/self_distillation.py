@@ -39,7 +39,7 @@ class MomentumTeacher(nn.ModuleDict):
     """Copies of the modules of a student, by name, without gradients. `follow` moves them towards the student.
 
     Dropout and stochastic depth are off, in training too. Batch norms then use the statistics of the batch, as those
-    of the student do, and have running averages of their own.
+    of the student do, and have separate running averages.
     """
 
     def __init__(self, student: Mapping[str, nn.Module]) -> None:
